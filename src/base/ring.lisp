@@ -3,7 +3,7 @@
 (in-package #:clgrpc.base)
 
 (defstruct (ring (:constructor %make-ring) (:copier nil))
-  "A link of a list, or its head. A link in no list has itself as both neighbours."
+  "A link of a list, or its head. A link that is in no list is its own neighbour on both sides."
   (before nil :type (or null ring))     ; the link before it
   (after nil :type (or null ring)))     ; the link after it
 

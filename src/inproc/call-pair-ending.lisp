@@ -25,8 +25,8 @@ CALLEE was counted as ended."
   nil)
 
 (defun arrived-p (call-pair)
-  "True if the callee has the call of CALL-PAIR, false if the callee will never get the call. A
-thread has claimed the call's end while the call waited for its credentials."
+  "For a call of CALL-PAIR whose end was claimed while it waited for its credentials: true if the
+callee has the call, false if the callee will never get the call."
   (sb-thread:with-mutex ((callee-lock (call-pair-callee call-pair)))) ; a TAKE-CALL may be under way
   (not (or (to-come-p call-pair) (callee-relays (call-pair-callee call-pair)))))
 
@@ -106,7 +106,7 @@ non-local exit leaves one notification."
                  t))
 
 (defun expire (call-pair)
-  "End the call of CALL-PAIR, whose deadline has passed: at each end as if it had noticed this."
+  "End the call of CALL-PAIR, whose deadline has passed, as if each end had noticed this itself."
   (multiple-value-bind (status text) (rpc:verdict :deadline-passed)
     (let ((how (list status :message text :ended-by :local)))
       (end-call-pair call-pair how how nil))))

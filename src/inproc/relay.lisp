@@ -221,7 +221,7 @@ an interceptor has made the attempt fail, the call has ended."
          (observer (inproc-observer client))
          (callee (callee-of inproc-core)))
     (multiple-value-bind (view error) (if callee (view-attempt relay number) (values nil nil))
-      ;; before the handler's end begins, since it may call ATTEMPT-OF
+      ;; before the handler begins, since it may call ATTEMPT-OF
       (rpc:observe attempt-begun observer client (inproc-core-target inproc-core) 0)
       (let ((call-pair (if error
                            (failed-call-pair inproc-core method deadline error)
@@ -561,8 +561,8 @@ them."
 
 (defun await-relay (relay client)
   "On the thread of RELAY's caller, make the attempts of the call whose client's end is CLIENT, and
-wait until it has ended. If the deadline ended the call before RELAY could begin, RELAY has not
-begun."
+wait until the call has ended. If the call ends by its deadline before an attempt was due, no
+attempt was made."
   (flet ((due-p (client)
            (or (call-status client) (and (car (relay-timer relay)) t))))
     (loop until (call-status client)

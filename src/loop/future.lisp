@@ -246,8 +246,8 @@ arguments. From any thread."
                           (cdr counts) 0)))))
 
 (defgeneric leave-future (giver future attached)
-  (:documentation "Release ATTACHED, which is no longer needed. ATTACH-FOR has attached it to
-FUTURE, which GIVER has returned. From any thread.")
+  (:documentation "Release ATTACHED, which ATTACH-FOR has attached to FUTURE and which is no longer
+needed. GIVER has returned FUTURE. From any thread.")
   ;; FUTURE may have very many functions, each of which may be released. So a release only empties a
   ;; place, and all empty places are removed when half of the places are empty
   (:method (giver future attached)

@@ -1,4 +1,4 @@
-;;;; The functions that are used of OpenSSL, libssl 3 or 1.1 with its libcrypto. The library is
+;;;; The functions of OpenSSL that are used, of libssl 3 or 1.1 with its libcrypto. The library is
 ;;;; opened when TLS is first needed, so that a process without TLS does not need it. Pointers are
 ;;;; integers.
 ;;;;
@@ -35,8 +35,8 @@ missing. TEXT has the fault and its reason. Nothing was sent."))
 (defglobal **openssl-lock** (sb-thread:make-mutex :name "clgrpc openssl"))
 
 (defun openssl-instance ()
-  "A number that differs in each core. Objects that OpenSSL made while the number was another one no
-longer exist."
+  "A number that differs in each core. Objects that OpenSSL has made in another core, and so under
+another number, no longer exist."
   **openssl-instance**)
 
 (defun forget-openssl ()

@@ -80,7 +80,7 @@ group SHOWN. If GROUP is not below SHOWN, as in some containers, the value has o
                 collect path))))
 
 (defun quotient-of (quota period)
-  "The number of processors that a time of QUOTA in each PERIOD, both texts, means; nil for no
+  "The number of processors that a limit of QUOTA in each PERIOD, both texts, allows; nil for no
 limit."
   (let ((quota (ignore-errors (parse-integer quota)))
         (period (ignore-errors (parse-integer period))))

@@ -110,8 +110,8 @@ it."
   (let ((action (make-octets +sigaction-octets+)))
     (setf (u64le action +sa-handler-offset+) (catcher-address catcher)
           (u32le action +sa-flags-offset+) +sa-flags+)
-    ;; no signal interrupts the instructions: SBCL's handler of SIGUSR2 would mistake the alternate
-    ;; stack, on which they run, for the thread's usual stack, and the collector would end the
+    ;; no signal interrupts the instructions: they run on the alternate stack, which SBCL's handler
+    ;; of SIGUSR2 would mistake for the thread's usual stack, and the collector would end the
     ;; process
     (fill action #xFF :start +sa-mask-offset+ :end +sa-flags-offset+)
     (with-pinned-objects (action)

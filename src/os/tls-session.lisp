@@ -193,8 +193,8 @@ chain."
   "Two values: a start time and a time-out for a session, so that it ends no later than END, when a
 certificate expires. The session began at BEGIN, with TIMEOUT. Times are in seconds since 1970,
 time-outs in seconds."
-  ;; OpenSSL accepts the session up to the second begin + time-out. The time-out is at least one
-  ;; second, so BEGIN may be earlier than the session
+  ;; OpenSSL accepts the session until the sum of start time and time-out. The time-out is at least
+  ;; one second, so the start time may be earlier than the session
   (let* ((last (max 2 (1- end)))
          (begin (min begin (1- last))))
     (values begin (min (- last begin) timeout))))

@@ -118,8 +118,8 @@ SERVER, which uses TLS if TLS is true."
 
 (defun serve-with (observers binary-log metrics credentials services given ending options
                    &key report paths reload)
-  "Call SERVE-AS-ASKED with the objects made for it: OBSERVERS, which include BINARY-LOG and METRICS
-unless these are nil, and CREDENTIALS."
+  "Do the work of SERVE-AS-ASKED with CREDENTIALS, and with OBSERVERS, which include BINARY-LOG and
+METRICS unless these are nil."
   (call-with-metrics-page
    (getf given :metrics) credentials metrics (first-of 'services:health-service services)
    (lambda (metrics-url)

@@ -194,7 +194,7 @@ CLOSE-SEND."
 ;;;   the thread that waits                      the thread that rings
 ;;;   1. counts itself among the sleepers        1. stores the state that the other waits for
 ;;;   2. reads the futex                         2. changes the futex
-;;;   3. looks whether what it waits for is so   3. if there are sleepers, wakes them
+;;;   3. checks whether it must still wait       3. if there are sleepers, wakes them
 ;;;   4. sleeps, unless the futex has changed
 ;;;      since step 2
 ;;;
@@ -321,8 +321,8 @@ return false if OCTETS do not fit. BARE is as for ADD-TO-BATCH."
 
 (define-hot open-batch ((call call) (full (or null batch)) (need index) (longest index)) batch
   "Open a batch of CALL with room for NEED octets and return it. The first batch of a read is as
-long as its message. Each further batch is about twice as long as the one before, FULL, which is
-queued; but it is not longer than LONGEST, unless its message is longer."
+long as its message. Each further batch is about twice as long as the batch before, FULL, which is
+queued; but at most LONGEST, or as long as its message if that is longer."
   (let* ((length (if full
                      (max need +shortest-batch+
                           (min longest (* 2 (- (batch-size full) +batch-octets+))))

@@ -199,8 +199,8 @@ compressed, or t if that number is not known yet; nil if the message is not comp
   (receive-limit (call) (:default #'no-limit)
     "The most octets that a message for the call may have.")
   (repeats (call) (:thread :loop :end :client :default #'no-repeats)
-    "Four values for a call that has just ended: how many of its attempts were retries; hedges; and
-repeated, since their server had not seen them; and for how many nanoseconds no attempt ran.")
+    "Four values for a call that has just ended: its numbers of retries, of hedges, and of attempts
+repeated because their server had not seen them; and the nanoseconds in which no attempt ran.")
   (elapsed-ns (call) (:thread :loop :default #'no-octets)
     "The duration, in nanoseconds, of the call, which has just ended and has an observer.")
   (protocol (call) (:end :server :default #'nothing)

@@ -246,9 +246,9 @@ call if WATCHER must leave."
     (when (watcher-leaving watcher) (dismiss watcher))))
 
 (defun tell-watcher (watcher)
-  "Call TELL-STATUS for WATCHER. If another call of this function is already doing this, perhaps on
-this thread in a callback of the client, let that call do it once more, so that the last status sent
-is the latest. Call this without the lock."
+  "Call TELL-STATUS for WATCHER. If another call of this function, perhaps on this thread in a
+callback of the client, is under way for WATCHER, make that call repeat it, so that the last status
+sent is the latest. Call this without the lock."
   (sb-sys:without-interrupts
     (when (zerop (sb-ext:atomic-incf (watcher-wanted watcher)))
       (let ((wanted 0) (done nil))

@@ -507,7 +507,7 @@ meanwhile, since they may wait for long."
     (funcall budget call came function)))
 
 (defun unparsable-condition (call error start)
-  "The RPC-ERROR for octets of CALL that begin at START and that ERROR shows not to be a message."
+  "The RPC-ERROR for octets of CALL, from START on, that are not a message; ERROR tells why."
   (let ((position (protobuf:protobuf-error-position error)))
     (make-rpc-error :internal
                     :message (format nil "message cannot be parsed~@[ at octet ~D~]: ~A"

@@ -44,7 +44,7 @@ All functions run on the link's loop. A server includes this structure."
   ;; at a server, (call came function): call FUNCTION, which decompresses and decodes a message of
   ;; CALL of CAME octets, within the budget of the peer, and return its values
   (budget nil :type (or null function))
-  ;; the timer of link-keepalive.lisp, to which the slots as far as QUIET-NS belong, too
+  ;; the timer of link-keepalive.lisp, to which the slots up to QUIET-NS belong, too
   (life nil :type (or null timer))
   (born-ns 0 :type (unsigned-byte 62))  ; when the link began
   (age-ns 0 :type (unsigned-byte 62))   ; the age at which the link must end; 0 without a limit

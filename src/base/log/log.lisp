@@ -11,12 +11,12 @@
 (defvar *log-function* 'log-errors
   "LOG-ERRORS, the default; NIL, for silence; or any function. The function is called as (FUNCTION
 LEVEL EVENT &rest PLIST) with each event, on the thread of the event. The thread may be an event
-loop's, so the function must be quick: LOG-WRITER returns one that writes lines, LOG-IN-BACKGROUND
-one that calls another, possibly slow, function on a thread of its own. LEVEL is :debug, :info,
-:warning, :error or, for tracers (see TRACERS), :trace; EVENT is a keyword, PLIST its data;
-doc/observability.md lists them. An error in the function is written to the standard error, once.
-Set it globally; a binding affects one thread only. The variable belongs to the program: libraries
-use ADD-LOG-LISTENER instead.")
+loop's, so the function must be quick: LOG-WRITER returns a function that writes lines;
+LOG-IN-BACKGROUND makes a quick function of a slow one, which gets a thread of its own. LEVEL is
+:debug, :info, :warning, :error or, for tracers (see TRACERS), :trace; EVENT is a keyword, PLIST its
+data; doc/observability.md lists them. An error in the function is written to the standard error,
+once. Set it globally; a binding affects one thread only. The variable belongs to the program:
+libraries use ADD-LOG-LISTENER instead.")
 
 (declaim (type list **log-listeners**))
 (defglobal **log-listeners** '()
@@ -155,8 +155,8 @@ the argument, so the log shows only the class."
    (with-log-guard ()
      (let ((*print-length* 10) (*print-level* 4)
            ;; The C library, which knows the names of C functions, has a lock. A timeout that
-           ;; unwound this thread there would leave it locked; then each later backtrace would
-           ;; wait for ever.
+           ;; unwound this thread in that library would leave the lock locked; then each later
+           ;; backtrace would wait for ever.
            (frames (sb-sys:without-interrupts
                      (sb-debug:list-backtrace :count +backtrace-frames+))))
        (with-output-to-string (stream)

@@ -285,9 +285,9 @@ copied; after that they stop several times for some milliseconds."
 
 (defun full-collection-due-p (&key quick)
   "True if a full collection is worth the time for which it stops all threads. If the collection
-takes 20 ms at most, the heap must be a quarter larger than after the last full collection. If it
-takes longer, the value is false with QUICK; without QUICK the heap must be twice as large as after
-the last one. In both cases the heap must have room for the copies."
+takes 20 ms at most, the heap must be a quarter larger than after the last full collection. For a
+longer collection the value is false with QUICK; without QUICK, the heap must be twice as large as
+after the last one. In each case the heap must have room for the copies."
   (and **tuned**
        (let* ((page-statistics (recent-page-statistics))
               (quickly (<= (page-statistics-copied page-statistics) +quickly-copied-octets+)))

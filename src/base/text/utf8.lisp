@@ -169,7 +169,7 @@ all are ASCII; return true if they are."
               (setf (sb-sys:sap-ref-8 base (+ start i)) code)))))))
 
 (defconstant +no-pair+ (pair-of #x10000)
-  "Two characters that are not encoded together, used for a missing pair at a string's end.")
+  "The value for a pair beyond the string's end: two characters that are not encoded together.")
 
 (define-leaf (%encode-run :inline t)
     ((string wide-string) (from index) (octets octets) (start index))

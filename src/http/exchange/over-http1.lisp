@@ -560,9 +560,9 @@ owner write more."
     (loop:make-handler :input #'http1-input :fill #'http1-fill :closed #'http1-closed))
 
 (defun begin-http1 (owner http socket since-ns)
-  "Make SOCKET, on which only the first octets were received, a connection that has spoken HTTP/1.1
-since SINCE-NS, with HTTP, an HTTP-LOOP. Return the HTTP1-CONNECTION. OWNER is the argument of the
-sink's functions."
+  "Make SOCKET, on which only the first octets were received, a connection that speaks HTTP/1.1 and
+was begun at SINCE-NS; return the HTTP1-CONNECTION. HTTP is an HTTP-LOOP. OWNER is the argument of
+the sink's functions."
   (let* ((options (http-loop-options http))
          (state (make-http1-connection
                  owner http socket
@@ -582,7 +582,7 @@ sink's functions."
   (let ((message (state-message state)))
     (+ +http1-octets+
        (http1:parser-octets (state-parser state))
-       ;; twice, since the request's headers are made from the fields
+       ;; counted twice, since the request's headers are made from the fields
        (if message (* 2 (http1:message-octets message)) 0))))
 
 (defconstant +drain-head-ns+ 1000000000

@@ -100,8 +100,8 @@ octets; return the number of decoded octets."
   (let ((steps **huffman-steps**) (table 0) (window 0) (bits 0) (at start) (count 0))
     (declare (type (unsigned-byte 16) table) (type (unsigned-byte 40) window)
              (type (integer 0 39) bits) (type index at count))
-    ;; WINDOW's low BITS bits are not decoded yet; TABLE is the table to which the bits before them
-    ;; lead. A refill takes four octets, so that its branch is predictable.
+    ;; WINDOW's low BITS bits are not decoded yet; the bits before those lead to TABLE, the step
+    ;; table. A refill takes four octets, so that its branch is predictable.
     (flet ((step-at (next-bits)
              (aref steps (logior table (logand #xFF next-bits))))
            (end-code (step)

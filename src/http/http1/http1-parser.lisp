@@ -62,7 +62,7 @@ responses to earlier requests."
   nil)
 
 (defconstant +kept-octets+ 1024
-  "The most octets of a vector for incomplete heads that is kept for the next message.")
+  "A vector for incomplete heads is kept for the next message if it has at most this many octets.")
 (defconstant +repeated-octets+ 4096
   "The longest head that is kept in case the peer repeats it.")
 

@@ -23,8 +23,8 @@
       (append inet inet6)))
 
 (defun worse (one other)
-  "Of two answers without addresses, ONE and OTHER, lists of outcome and text, the one that explains
-the failure better. An unknown answer has priority over :no-such-name, and :no-such-name over
+  "The answer that explains the failure better: ONE or OTHER, two answers without addresses, lists
+of outcome and text. An unknown answer has priority over :no-such-name, and :no-such-name over
 :no-data."
   (flet ((rank (answer)
            (or (position (first answer) '(:no-data :no-such-name)) 2)))

@@ -15,7 +15,7 @@
 
 (defconstant +read-octets+ 131072
   "The octets that one read requests. With half of this number, a long message takes a fifth more
-time: each read has a turn of the loop, and leaves half a frame, which is copied twice.")
+time: each read costs a turn of the loop, and leaves half a frame, which is copied twice.")
 (defconstant +copied-leftover-octets+ 32768
   "The most octets of a leftover that is copied in front of the next octets. The octets that follow
 a longer leftover are read into the leftover's buffer.")

@@ -225,7 +225,7 @@ Signal SOCKET-ERROR if the process has no descriptors left."
                        :eventfd (must-have "make an eventfd for" (os:open-eventfd)))))
 
 (defvar *make-poller* nil
-  "A function without arguments that makes the pollers of loops for which none is given; nil to
+  "A function without arguments that makes a poller for each loop that is made without one; nil to
 follow the environment.")
 
 (defun poller-maker (strategy)

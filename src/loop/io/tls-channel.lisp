@@ -43,7 +43,7 @@ certificates has 10,000.")
   "The longest message of a client's handshake, in octets; OpenSSL allocates the room for a whole
 message at once.")
 (defconstant +shaking-octets+ 8192
-  "The octets of a handshake that one read takes. In records of one octet each they cost our end 2
+  "The octets of a handshake that one read takes. If each record has one octet, these cost us 2
 ms.")
 (defconstant +octets-per-data-octet+ 24
   "How many octets of records a peer may send for each octet of data: a record with one octet of

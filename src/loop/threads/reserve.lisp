@@ -195,7 +195,7 @@ called. From any thread."
                         :if-busy :insist :quota quota)))))
 
 (defun quota-open-p (reserve quota)
-  "True if QUOTA, a descendant of RESERVE's root, may have a thread more now. From any thread."
+  "True if QUOTA, a descendant of RESERVE's root, may have one more thread now. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (may-have-p quota #'quota-running (free-threads reserve))))
 
@@ -209,9 +209,9 @@ that user code has returned. From any thread."
       (when quota (note-late-running quota change)))))
 
 (defun count-runner (reserve change function)
-  "Call FUNCTION with the lock held. If it returns true, change the number of threads that RESERVE
-may have by CHANGE: by 1 if a reserve thread runs a loop that the loop's own thread has left, by -1
-if that loop has stopped. From any thread."
+  "Call FUNCTION with the lock held. If it returns true, let RESERVE have CHANGE more threads: 1 if
+a reserve thread runs a loop that the loop's own thread has left, -1 if that loop has stopped. From
+any thread."
   (declare (type function function))
   (sb-sys:without-interrupts            ; the changes by FUNCTION and of the count are one step
     (when (sb-thread:with-mutex ((reserve-lock reserve))

@@ -144,8 +144,8 @@ another processor while the peer spins for long."
   nil)
 
 (define-hot end-long-pause ((spin-state spin-state) (octets (unsigned-byte 40))) null
-  "If OCTETS, which a caller has sent before a wait of a pause, and the sendings before it are much
-fewer than in the last trial, end the pause."
+  "Note that a caller has sent OCTETS before a wait in a pause. If +SMALLER+ sends in a row had far
+fewer octets than those of the last trial, end the pause."
   (cond ((<= (spin-state-tried spin-state) (* 8 octets)) (setf (spin-state-smaller spin-state) 0))
         ((= +smaller+ (incf (spin-state-smaller spin-state)))
          (setf (spin-state-smaller spin-state) 0

@@ -97,8 +97,8 @@ Unless the value is 0, the inbox counts as asleep."
                         (source-token source)))))
 
 (defconstant +slice-ns+ +ns-per-second+
-  "The longest sleep of a driver. If another thread overtakes the driver just before it sleeps, no
-event wakes it, so it notices this only after this time.")
+  "The longest sleep of a driver. A driver that is overtaken by another thread just before it sleeps
+is woken by no event, so it notices this only after this time.")
 
 (define-hot sleep-for-events ((loop event-loop) (poller poller) (wait (signed-byte 62)))
     (integer 0 256)

@@ -54,11 +54,11 @@ names of DEFINE-SHARED-OPTIONS replaced by their rows."
   (intern (string variable) :keyword))
 
 (defmacro option-list (&rest rows)
-  "Make a list of ARGUMENTs from ROWS: lists (variable VALUE parser default documentation), named
-like the variable, and names of DEFINE-SHARED-OPTIONS. An option whose VALUE is in brackets may be
-given without a value and then means \"true\". In place of the variable, (variable name) means that
-the option has that name and may be given several times; (variable nil alias…) means that it has the
-ALIASES, too."
+  "Make a list of ARGUMENTs from ROWS: names of DEFINE-SHARED-OPTIONS, and lists (variable VALUE
+parser default documentation), of options named like VARIABLE. An option whose VALUE is in brackets
+may be given without a value and then means \"true\". In place of the variable, (variable name)
+means that the option has that name and may be given several times; (variable nil alias…) means that
+it has the ALIASES, too."
   (flet ((option-name (variable name)
            (or name
                (format nil "~:[--~;-~]~(~A~)" (= 1 (length (string variable))) variable))))

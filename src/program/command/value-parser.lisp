@@ -87,8 +87,8 @@ plain number of seconds."
           (t (integer-parser (option-row-minimum row) (option-row-maximum row))))))
 
 (defun parse-limits (string)
-  "The plist of options that STRING, a list of NAME=VALUE separated by commas, means; the names are
-rows of the options table."
+  "The plist of the options in STRING, a list of NAME=VALUE separated by commas; the names are rows
+of the options table."
   (loop for word in (or (uiop:split-string string :separator ",") '(""))
         append (let* ((equals (or (position #\= word)
                                   (refuse "NAME=VALUE is expected, not ~S" word)))

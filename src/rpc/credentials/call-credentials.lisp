@@ -189,9 +189,9 @@ the reason for which METADATA cannot be sent."
   "Ask CREDENTIALS for the metadata of a call of METHOD on CHANNEL, a channel or core, with
 AUTHORITY, its :authority. Call (DELIVER metadata error) once, now or later, on any thread. ERROR is
 nil, or the RPC-ERROR of a failure, and then METADATA is nil. RUN is called with a function that may
-wait. RUN calls that function on a thread that may wait and returns true; it returns false if the
-channel no longer has such a thread. Return nil, or a function for a call that ends before the
-answer: (FUNCTION) makes the credentials forget that call."
+wait: RUN calls this function on a thread that may wait, and returns true; or false if the channel
+no longer has such a thread. Return nil, or a function for a call that ends before the answer:
+(FUNCTION) makes the credentials forget that call."
   (ask credentials
        (make-credentials-request (rpc-method-path method) authority
                                  (and (channel-secure-p channel) t))

@@ -391,11 +391,11 @@ watch. From any thread."
               (:unary "returns the reply and, as second value, the call")
               (:server-streaming "returns a call, to iterate with DO-MESSAGES or RECEIVE from")
               (:client-streaming
-               "REQUEST is a sequence of messages, a function that generates them, or :open;
-returns the reply and the call, for :open the call, to SEND on, CLOSE-SEND, and RECEIVE the reply
-from")
+               "REQUEST is a sequence of messages or a function that generates them: returns
+the reply and the call; or REQUEST is :open: returns the call, to SEND on, to CLOSE-SEND, and to
+RECEIVE the reply from")
               (:bidi "REQUEST is a sequence of messages, a function that generates them, or :open;
-returns a call, to RECEIVE from and, if :open, to SEND on"))
+returns a call, to RECEIVE from and, if REQUEST is :open, to SEND on"))
             (ecase kind
               (:unary "gets the request and returns the reply")
               (:server-streaming "gets the request and SENDs on its CALL")
