@@ -33,7 +33,7 @@
   (and (member *log-function* (list 'log-errors #'log-errors)) :info))
 
 (defun without-program (arguments)
-  "ARGUMENTS, a list of strings. If ARGUMENTS are SB-EXT:*POSIX-ARGV*, remove the program's own
+  "Return ARGUMENTS, a list of strings; if they are SB-EXT:*POSIX-ARGV*, without the program's own
 name, with which that list begins."
   (if (eq arguments sb-ext:*posix-argv*) (rest arguments) arguments))
 

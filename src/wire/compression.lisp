@@ -141,10 +141,10 @@ START to END; t if it is not known before decompression. Data of gzip end with t
             new))))
 
 (defun call-by-turns (semaphore function &key (take #'take-turn) around-wait)
-  "Take one of the turns that SEMAPHORE counts by TAKE, a function of SEMAPHORE and a notification.
-Then call FUNCTION, give the turn back, and return FUNCTION's values. If AROUND-WAIT, a function, is
-given, FUNCTION has no turn while it waits for room: AROUND-WAIT is called with true before such a
-wait, and with false once FUNCTION has a turn again. In user code."
+  "Take one of SEMAPHORE's turns by calling TAKE with SEMAPHORE and a notification. Then call
+FUNCTION, give the turn back, and return FUNCTION's values. If AROUND-WAIT, a function, is given,
+FUNCTION has no turn while it waits for room: AROUND-WAIT is called with true before such a wait,
+and with false once FUNCTION has a turn again. In user code."
   (declare (type function function take) (type (or null function) around-wait))
   (let ((turn (sb-thread:make-semaphore-notification)))
     (flet ((take () (funcall take semaphore turn))

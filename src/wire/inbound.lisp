@@ -272,7 +272,7 @@ case."
                           &optional (receive (or null function) nil))
     null
   "Take the payload of a DATA frame, or octets of a body over HTTP/1.1, by RECEIVE, a function of
-these arguments, or if RECEIVE is nil as messages of gRPC; then return the window."
+these arguments, or as messages of gRPC if RECEIVE is nil; then return the window."
   (if receive
       (funcall receive call octets start end)
       (let ((at (receive-more call octets start end)))

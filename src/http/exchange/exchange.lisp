@@ -241,8 +241,8 @@ without such a parameter."
 two octets.")
 
 (define-hot query-values ((query (or null simple-string)) (names list)) list
-  "A list of the decoded values of the first parameters of QUERY with each of NAMES, base strings;
-nil for a name that none of the first 64 parameters has."
+  "A list that has, for each of NAMES, base strings, the decoded value of the first parameter of
+QUERY with that name, or nil if none of the first 64 parameters has the name."
   (let ((values (make-list (length names) :initial-element nil))
         (query (or query "")) (start 0))
     (declare (type simple-string query) (type index start))

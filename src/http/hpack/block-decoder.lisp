@@ -74,8 +74,8 @@ the blocks may refer to fields that the table has dropped."
   "The memory of a block in a cache and of the upper layers' memo for it, without its fields.")
 
 (define-hot note-literal ((decoder decoder)) null
-  "Count one more literal in the cache of DECODER. A literal that is replaced is not subtracted; the
-count ends at a full cache."
+  "Count one more literal in the cache of DECODER, up to the number that fills the cache. A literal
+that is replaced is not subtracted."
   (setf (decoder-literal-octets decoder)
         (min (+ +literal-octets+ (decoder-literal-octets decoder))
              (* +cache-sets+ +literal-octets+)))

@@ -65,7 +65,7 @@ length.")
 
 (define-hot (static-match :inline t) ((field field)) octet
   "The index of FIELD in the static table. If FIELD is not in the table, the value is
-+STATIC-NAME-ONLY+ plus the least index of an entry with its name, or plus 0."
++STATIC-NAME-ONLY+ plus the least index of an entry with its name, or plus 0 without such an entry."
   (let ((known (field-static field)))
     (if (= known +static-unknown+)
         (setf (field-static field) (find-static field))

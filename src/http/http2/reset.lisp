@@ -38,7 +38,7 @@
 
 (define-hot forget-reset ((connection connection) (place index)) index
   "Drop the stream with the lowest number from the record of streams that we reset, to make room for
-a new one at PLACE. Return the place of the new stream after that."
+a new one at PLACE. Return the new stream's place, which is one lower now."
   (let ((resets (connection-resets connection)))
     (setf (connection-reset-forgotten connection) (logand (aref resets 0) #x7FFFFFFF))
     (replace resets resets :start1 0 :start2 1 :end2 (connection-reset-count connection))

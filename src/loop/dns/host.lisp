@@ -23,9 +23,9 @@
       (append inet inet6)))
 
 (defun worse (one other)
-  "The answer that explains the failure better: ONE or OTHER, two answers without addresses, lists
-of outcome and text. An unknown answer has priority over :no-such-name, and :no-such-name over
-:no-data."
+  "Return ONE or OTHER, two answers without addresses, the one that explains the failure better; an
+answer is a list of outcome and text. An unknown answer has priority over :no-such-name, and
+:no-such-name over :no-data."
   (flet ((rank (answer)
            (or (position (first answer) '(:no-data :no-such-name)) 2)))
     (if (< (rank one) (rank other)) other one)))

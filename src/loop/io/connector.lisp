@@ -136,8 +136,8 @@ is under way."
            (fail-connector connector)))))
 
 (defun note-failure (connector text address &optional (class 'connect-error))
-  "Record TEXT as the reason of a failure of CLASS. Add ADDRESS, text or nil, unless CONNECTOR has
-the same name."
+  "Record TEXT as the reason of a failure of CLASS; add ADDRESS, a text or nil, to TEXT unless
+ADDRESS is CONNECTOR's name."
   (setf (connector-failure-class connector) class)
   (push (if (or (null address) (string= address (connector-name connector)))
             text

@@ -232,7 +232,8 @@ even if octets are left, or a negative result of a failed write."
     (:failed (fail-handshake byte-channel tls (os:session-failure (tls-ssl tls))))))
 
 (defun short-hello-p (tls count)
-  "True unless a message that the peer of TLS begins with COUNT octets in the area is too long."
+  "False if the peer of TLS, a client, begins a message that is too long in the COUNT octets of the
+area."
   (or (eq :client (tls-role tls))
       (short-messages-p (or (tls-record-scan tls) (setf (tls-record-scan tls) (make-record-scan)))
                         (os:tls-area-octets (tls-area tls)) count +max-message-octets+

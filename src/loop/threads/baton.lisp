@@ -347,7 +347,7 @@ LOOP."
 
 (declaim (type (or null function) *around-wait*))
 (defvar *around-wait* nil
-  "Nil, or a function to which each wait of this thread is passed as a function; see
+  "Nil, or a function that is called with each wait of this thread, itself a function; see
 CALL-RELEASING.")
 
 (defun call-releasing (release take function)
