@@ -1,4 +1,4 @@
-;;;; Calls through a gateway to a probe, whose methods it knows or not.
+;;;; Calls through a gateway to a probe; the gateway knows the probe's methods or not.
 
 (in-package #:clgrpc.tests.gateway)
 
@@ -69,7 +69,7 @@ front of a probe with HANDLERS."
       (is (string= "2" (cdr (assoc "t" (grpc:call-trailers call) :test #'string=)))))))
 
 (test the-client-s-address-is-the-last-of-one-header
-  "However many of that name the client has sent: backend servers trust the last."
+  "This holds however many such headers the client has sent: backend servers trust the last."
   (by-either (channel :ask (lambda (request call)
                              (grpc:send-metadata
                               call (loop for (name . value) in (grpc:call-metadata call)
@@ -106,8 +106,8 @@ front of a probe with HANDLERS."
         (check (lambda () (numbers (chat channel (list (note 1))))))))))
 
 (test one-gateway-of-several-servers
-  "A server that serves the same gateway and has stopped has no part in the calls of another: these
-have the threads of their own server."
+  "A stopped server of the same gateway is not involved in another server's calls, which use their
+own server's threads."
   (with-gateway (channel server :service service) (:chat #'echo)
     (is-true (grpc:stop-server (grpc:start-server service) :drain 5))
     (signals grpc:misuse (grpc:start-server (list service (grpc:make-gateway-service channel))))
@@ -120,7 +120,7 @@ have the threads of their own server."
       (is (null (grpc:receive call))))))
 
 (test a-channel-that-is-closed-is-unavailable
-  "The gateway's log has nothing of it: each call would add to it."
+  "The gateway does not log this, since each call would add a line."
   (dolist (methods (list '() (bench-methods)))
     (call-with-log
      '()
@@ -164,7 +164,7 @@ have the threads of their own server."
             (is-true (await-signal left))))))))
 
 (test a-slow-client-holds-the-server-back
-  "The server behind sends no more than what fits between it and a client that does not read."
+  "The backend server sends only what has room on the way to a client that does not read."
   (let ((sent (list 0)) (total 2000))
     (flet ((pour (request call)
              (dotimes (i total)
@@ -183,12 +183,12 @@ have the threads of their own server."
           (is (= total (car sent))))))))
 
 (defun post-json (server method text)
-  "What Connect answers to TEXT, a request of METHOD in JSON."
+  "Connect's answer to TEXT, a request of METHOD in JSON."
   (string-right-trim "|" (curl server (format nil "/lab.Bench/~A" method)
                                "-H" "content-type: application/json" "-d" text)))
 
 (test requests-that-end-by-an-error-cancel-the-call-behind
-  "An error that is none of a call ends the thread that sends requests on: then the server behind
+  "An error that is not a call's ends the thread that forwards requests: then the backend server
 does not wait for the rest of them."
   (with-gateway (channel server) (:collect (handling (stream)
                                              (grpc:do-messages (message stream))
@@ -198,8 +198,8 @@ does not wait for the rest of them."
       (signals grpc:cancelled (grpc:receive forwarded)))))
 
 (test answers-that-are-no-messages
-  "Octets that another server sends go on as they are by gRPC. In JSON they end the call as its
-server's mistake; none of it is an error of the gateway, whose log they could fill."
+  "By gRPC, octets from another server are forwarded unchanged. In JSON they end the call as its
+server's fault; the gateway logs no error, since they could fill its log."
   (call-with-log
    '()
    (lambda ()
@@ -231,15 +231,15 @@ server's mistake; none of it is an error of the gateway, whose log they could fi
     (is (string= "{\"number\":\"42\"}" (post-json server "Ask" "{\"number\": 21}")))))
 
 (defun call-with-heap-promised (function)
-  "Call FUNCTION while nothing more of the heap can be promised."
+  "Call FUNCTION while no more of the heap can be promised."
   (let ((octets (clgrpc.base:heap-size)))
     (sb-ext:atomic-incf (car clgrpc.base::**promised**) octets)
     (unwind-protect (funcall function)
       (settle-octets octets))))
 
 (test raw-messages-have-their-room-promised
-  "One that becomes JSON, or is made of it, is decoded on the way, which may take many times its
-octets: so only where the heap has room for that, however short it is. What takes little goes on."
+  "A message converted to or from JSON is decoded on the way, which may take many times its octets:
+only if the heap has room, however short the message is. One that takes little passes."
   (let ((behind (start-probe (list :ask (handling (request)
                                           (note 1 :body (number-of request)))))))
     (grpc:with-channel (inner (grpc:server-address behind))
@@ -264,7 +264,7 @@ octets: so only where the heap has room for that, however short it is. What take
     (grpc:stop-server behind :drain 5)))
 
 (test room-for-raw-messages
-  "What is estimated for a message that is not decoded bounds what it takes when it is."
+  "The estimate for a message that is not decoded is at least what it takes when decoded."
   (let* ((type (protobuf:make-raw-type "lab.Note" (protobuf:find-message-type "lab.Note")))
          (octets (coerce (loop repeat 5000 collect #x22 collect 0) 'octets)))
     (flet ((wanted (count) (protobuf:decoded-room type count 100000000)))
@@ -278,7 +278,7 @@ octets: so only where the heap has room for that, however short it is. What take
 
 (test requests-that-cannot-be-sent-on
   "A request that the gateway's channel may not send ends the call with that error, and cancels the
-call to the backend server, which waits for it."
+call to the backend server, which waits for the request."
   (call-with-log
    '()
    (lambda ()
@@ -307,7 +307,7 @@ call to the backend server, which waits for it."
          (grpc:stop-server behind :drain 5))))))
 
 (test errors-of-a-thread-beside-a-call-are-logged
-  "Without a reserve thread it is a new one."
+  "Without a reserve thread it is a new thread."
   (with-started (server (start-probe (list :ask (lambda (note call)
                                                   (clgrpc.gateway::run-beside call #'error)
                                                   (double note call)))))

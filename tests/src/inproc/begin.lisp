@@ -1,4 +1,4 @@
-;;;; On whose thread handlers run, and when they begin.
+;;;; The threads on which handlers run, and the time when they begin.
 
 (in-package #:clgrpc.tests.inproc)
 
@@ -13,7 +13,7 @@
       (is (eq sb-thread:*current-thread* thread)))))
 
 (test answers-later
-  "A unary handler that keeps its call is waited for."
+  "A client waits for a unary handler that keeps its call."
   (with-inproc (channel) (:ask #'double-later)
     (is (= 4 (number-of (ask channel (note 2)))))
     (is (= 6 (number-of (ask channel (note 3) :timeout 20))))
@@ -59,7 +59,7 @@
       (is (every #'this-thread-p threads)))))
 
 (test long-client-streams-do-not-wait
-  "What does not fit the send budget begins the handler."
+  "Messages beyond the send budget begin the handler."
   (with-inproc (channel) (:collect #'add-up)
     (let ((call (collect channel :open)))
       (dotimes (i 1000) (grpc:send call (note i :body 1000)))

@@ -1,10 +1,10 @@
-;;;; How calls end: deadlines, cancellation, limits, who hears of it.
+;;;; The end of calls: deadlines, cancellation, limits, notifications.
 
 (in-package #:clgrpc.tests.inproc)
 
 (test late-returns
-  "The caller of a handler that computes past the deadline gets :deadline-exceeded, when the handler
-asks or returns; the handler sees it when it asks."
+  "The caller of a handler that computes past the deadline gets :deadline-exceeded when the handler
+checks or returns; the handler sees it when it checks."
   (let ((asked nil))
     (with-inproc (channel)
         (:ask (lambda (note call)
@@ -31,8 +31,8 @@ asks or returns; the handler sees it when it asks."
       (is (await-signal seen)))))
 
 (test unwinding-cancels
-  "A caller that is made to leave, as by C-c, cancels the call and unwinds its handler; what that
-was to do later is forgotten."
+  "A caller that is unwound, as by C-c, cancels the call and unwinds its handler; the handler's
+deferred work is dropped."
   (let ((unwound nil) (timers '()) (on-cancel nil))
     (with-inproc (channel)
         (:ask (fn (_note call)
@@ -74,7 +74,7 @@ was to do later is forgotten."
       (is (= 3 count)))))
 
 (test too-many-calls
-  "Of those that do not run on their callers' threads."
+  "The limit is for calls that do not run on their callers' threads."
   (with-inproc (channel :options '(:max-calls 2)) (:chat #'echo)
     (let ((calls (loop repeat 3 collect (chat channel :open))))
       (flet ((try (call)
@@ -84,7 +84,7 @@ was to do later is forgotten."
       (mapc #'grpc:cancel calls))))
 
 (test nobody-to-call-is-told-at-one-end
-  "There is no handler's end of a call that finds no server."
+  "A call that finds no server has no handler's end."
   (with-log ()
     (let ((before (grpc:tracers)))
       (grpc:with-channel (channel "inproc:nobody-here")
@@ -100,7 +100,7 @@ was to do later is forgotten."
 ;;; Calls that wait for their credentials
 
 (test calls-that-wait-for-credentials-are-not-sent
-  "However such a call ends, its error says so; also with a service config."
+  "In whatever way such a call ends, its error says so; also with a service config."
   (dolist (options (list '() *retrying*))
     (with-inproc (channel :channel-options options) (:ask (handling (note) note))
       (flet ((sent-p (call)
@@ -118,7 +118,7 @@ was to do later is forgotten."
           (is (null (loop:future-completions never)) "nothing is kept"))))))
 
 (test servers-get-calls-when-credentials-have-answered
-  "Before that no server counts, reports or awaits the call; then its observer hears all of it."
+  "Before that no server counts, reports or awaits the call; then its observer gets all events."
   (let ((seen '()))
     (flet ((note-event (name)
              (fn (_call &rest _more) (push name seen))))

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.inproc)
 
 (test call-pairs-are-made-up-when-needed
-  "A unary call has none, at either end; asking for one gives the other end, with the same status."
+  "A unary call has none, at either end; a request makes the other end, with the same status."
   (let ((server-end nil))
     (with-inproc (channel) (:ask (lambda (note call)
                                    (setf server-end call)
@@ -33,7 +33,7 @@
         (is (equal '(:answer) stages))))))
 
 (test each-end-counts-its-own-octets
-  "What one end has sent the other has received; observers of both are told."
+  "The octets that one end has sent the other has received; observers of both see them."
   (let ((told '()))
     (flet ((observer (role)
              (grpc:make-observer

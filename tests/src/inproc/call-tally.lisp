@@ -13,7 +13,7 @@
       (is (= 10000 (getf (grpc:server-statistics server) :calls))))))
 
 (test tallies
-  "Each thread counts at a place of its own; the sums are those of all."
+  "Each thread counts at a place of its own; the sums are over all places."
   (let ((tally (inproc::make-tally)))
     (call-with-threads 4 (fn (_i)
                            (loop repeat 100 do (inproc::count-begun tally))

@@ -1,4 +1,4 @@
-;;;; Whose handlers, restarts, current call and deadline hold while whose code runs.
+;;;; The handlers, restarts, current call and deadline in force while either end's code runs.
 
 (in-package #:clgrpc.tests.inproc)
 
@@ -18,7 +18,7 @@
       (is (= 0 seen)))))
 
 (test outermost-restarts-stay
-  "Whoever is in the debugger can leave to the top level."
+  "A user in the debugger can leave to the top level."
   (with-inproc (channel) (:ask (handling ()
                                  (note (length (restart-names)))))
     (is (plusp (sb-thread:join-thread
@@ -26,7 +26,7 @@
                              (number-of (ask channel (note 1))))))))))
 
 (test bodies-see-no-context-of-handlers
-  "Nor does what they do end in the handler."
+  "Nor does a body's non-local exit end in the handler."
   (let ((seen 0) (remaining '()))
     (with-inproc (channel)
         (:watch (lambda (note call)
@@ -43,8 +43,8 @@
       (is (= 0 seen)))))
 
 (test conditions-of-bodies-pass-handlers
-  "An error in the body is the consumer's: its handler sees it, the producer's do not, and the
-producer is unwound."
+  "An error in the body belongs to the consumer: its handlers see the error, the producer's do not,
+and the producer is unwound."
   (let ((unwound nil) (asked nil))
     (with-inproc (channel)
         (:watch (lambda (note call)
@@ -60,7 +60,7 @@ producer is unwound."
       (is (eq t asked)))))
 
 (test bodies-may-handle-with-restarts
-  "Restarts of the consumer, established around its loop, work from within the body."
+  "Restarts that the consumer establishes around its loop work within the body."
   (let ((count 0))
     (with-inproc (channel) (:watch #'count-up)
       (handler-bind ((simple-error (lambda (error) (continue error))))
@@ -70,7 +70,7 @@ producer is unwound."
     (is (= 5 count))))
 
 (test cleanups-of-handlers-that-are-left
-  "They may use the call, which says nothing any more, and do not keep the consumer from leaving."
+  "They may use the call, though without effect, and do not keep the consumer from leaving."
   (let ((sent :none) (received :none))
     (with-inproc (channel)
         (:watch (lambda (note call)
@@ -99,7 +99,7 @@ producer is unwound."
       (is (<= 1 (first (numbers (watch own (note 2) :timeout 20))) 20)))))
 
 (test debugger-in-handlers
-  "With *DEBUG-ON-ERROR* the debugger's restarts are those of the wire."
+  "With *DEBUG-ON-ERROR* the debugger's restarts are the same as over the wire."
   (let ((tries 0) (seen '()))
     (with-inproc (channel)
         (:ask (handling (note)
@@ -121,14 +121,14 @@ producer is unwound."
 ;;; SB-EXT:WITH-TIMEOUT
 
 (defun outcome-in (seconds function)
-  "What FUNCTION returns, :TIME-OVER if that takes more than SECONDS, or the status of its error."
+  "The value of FUNCTION, :TIME-OVER if it takes more than SECONDS, or the status of its error."
   (handler-case (sb-ext:with-timeout seconds (funcall function))
     (sb-ext:timeout () :time-over)
     (grpc:rpc-error (error) (grpc:rpc-error-status error))))
 
 (test a-callers-time-limit-is-the-callers
-  "Though the handler runs on the thread of its caller, who gets the timeout when the time is over,
-as on a wire; unless it is of the handler, which handles it or leaves it to nobody."
+  "The handler runs on its caller's thread, and the caller gets the timeout when the time is over,
+as on a wire. A time limit of the handler's own is handled there, or nowhere."
   (with-inproc (channel :events (:handler-error))
       (:ask (handling (note)
               (case (number-of note)
@@ -147,8 +147,8 @@ as on a wire; unless it is of the handler, which handles it or leaves it to nobo
                           (grpc:rpc-error (error) (grpc:rpc-error-status error))))))))
 
 (test a-time-limit-ends-the-report-of-an-error
-  "There the condition handlers are those of neither end: the timeout was lost, or the debugger
-entered."
+  "There neither end's condition handlers are in force: the timeout must not be lost, nor enter the
+debugger."
   (with-inproc (channel) (:ask (handling ()
                                  (error "broken")))
     (let ((*log-function* (fn (&rest _event) (sleep 1)))
@@ -158,8 +158,8 @@ entered."
                            (sb-ext:timeout () :timeout))))))))
 
 (test a-time-limit-passes-handlers-of-handlers
-  "Handlers that call each other run on one thread, as does that of an attempt within the relay of
-its call; the time limit is that of the first caller, or of a handler between them."
+  "Handlers that call each other run on one thread, as does an attempt within the relay of its call;
+the time limit is the first caller's, or that of a handler between them."
   (with-inproc (inner)
       (:ask (handling () (loop (sleep 0.01))))
     (with-inproc (outer :channel-options *retrying*)
@@ -173,7 +173,7 @@ its call; the time limit is that of the first caller, or of a handler between th
 
 (test a-time-limit-passes-callbacks
   "A handler's callback runs on the thread of the client that sends, who gets the timeout when the
-time is over; the call, whose callback was left in the middle, ends. One that nobody handles is an
+time is over; the call, whose callback was interrupted, ends. A timeout without a handler is an
 error of the callback."
   (let ((served nil))
     (with-inproc (channel :events (:handler-error))
@@ -207,8 +207,8 @@ error of the callback."
           (is (equal "error in handler" (answer call))))))))
 
 (test a-time-limit-may-end-at-any-moment
-  "Of a call that is short: no timeout is lost, taken for an error of the handler, or signalled
-where nobody handles it."
+  "In a short call no timeout is lost, taken for an error of the handler, or signalled where nobody
+handles it."
   (with-inproc (channel) (:ask #'double)
     (let ((outcomes '()) (wanted 500))
       (sb-thread:join-thread

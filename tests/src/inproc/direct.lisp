@@ -30,8 +30,8 @@
   (inproc::channel-inproc-core channel))
 
 (test streams-of-services-need-no-timer
-  "A server stream without a deadline, of a service without a server, acquires no loop, whether it is
-consumed or forgotten; CLOSE-CHANNEL ends one that is forgotten."
+  "A server stream without a deadline, of a service without a server, acquires no loop, whether it
+is consumed or dropped; CLOSE-CHANNEL ends a dropped one."
   (with-service (service :watch #'count-up)
     (is (equal '(0 1 2) (numbers (lab.bench:watch service (note 3)))))
     (lab.bench:watch service (note 3))
@@ -49,7 +49,7 @@ consumed or forgotten; CLOSE-CHANNEL ends one that is forgotten."
     (is (eq :cancelled (grpc:call-status call)))))
 
 (test channels-of-direct-calls-need-not-be-closed
-  "The collector finds the channel, and the log says nothing: its user has no way to close it."
+  "The collector finds the channel, and nothing is logged, since its user has no way to close it."
   (let ((ends '()))
     (with-replaced (('calling:when-dropped
                      (lambda (function channel target end)
@@ -65,7 +65,7 @@ consumed or forgotten; CLOSE-CHANNEL ends one that is forgotten."
       (is (equal '(t nil) (mapcar #'funcall ends))))))
 
 (test services-within-handlers-are-just-called
-  "A method that is called in a handler is a function: no copies, no other call."
+  "A method that is called in a handler is a function: without copies or another call."
   (let ((inner nil) (same nil) (call-of-outer nil))
     (with-service (service :ask (handling (note)
                                   (setf same note)
@@ -109,7 +109,7 @@ consumed or forgotten; CLOSE-CHANNEL ends one that is forgotten."
         (grpc:close-channel channel)))))
 
 (defun define-things (fields methods)
-  "Define the file things.proto, as one does who works on it while it is in use."
+  "Define the file things.proto again, as at the REPL while it is in use."
   (let ((*package* (find-package '#:clgrpc.tests.inproc)))
     (handler-bind ((warning #'muffle-warning))
       (eval `(grpc:define-proto "things.proto"
@@ -120,12 +120,12 @@ consumed or forgotten; CLOSE-CHANNEL ends one that is forgotten."
                                   fields methods))))))
 
 (defun define-answer (method class)
-  "Have METHOD of CLASS, names, give back what it is asked."
+  "Let METHOD of CLASS, names, return its request."
   (handler-bind ((warning #'muffle-warning))
     (eval `(defmethod ,method ((service ,class) thing &key) thing))))
 
 (test redefined-messages-and-services
-  "Channels go on; messages that were made before are still messages, and a new method is found."
+  "Channels continue; messages made before are still messages, and a new method is found."
   (define-things "" "")
   (let* ((class (class-name (eval `(defclass ,(gensym "MY-THINGS")
                                        (,(find-symbol "THINGS" '#:things))

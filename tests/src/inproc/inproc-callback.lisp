@@ -1,10 +1,10 @@
-;;;; Callbacks, and on whose thread they run.
+;;;; Callbacks, and the threads on which they run.
 
 (in-package #:clgrpc.tests.inproc)
 
 (test callbacks-of-what-another-thread-sends
-  "None is lost, whoever looks when: messages come while the callbacks of those before run, and
-while there are none to run."
+  "None is lost, in any order: messages arrive while callbacks for earlier ones run, and while none
+run."
   (with-inproc (channel :channel-options '(:threads t)) (:chat #'echo)
     (let ((call (chat channel :open)) (seen 0) (done (make-signal)))
       (grpc:on-message call (lambda (note)
@@ -16,7 +16,7 @@ while there are none to run."
       (is (= 20000 seen)))))
 
 (test timers-that-have-rung-are-forgotten
-  "A call that makes a timer after the other keeps none of them."
+  "A call that makes one timer after another keeps none of them."
   (let ((kept nil))
     (with-inproc (channel)
         (:ask (lambda (note call)
@@ -32,8 +32,8 @@ while there are none to run."
       (is (null kept)))))
 
 (test timers-wait-for-the-callback-that-runs
-  "The function of AFTER is a callback of its call: it runs when the one that runs has returned, in
-the order of times."
+  "The function of AFTER is a callback of its call: it runs when the present callback has returned,
+in the order of times."
   (let ((events '()) (rings (make-signal)))
     (with-inproc (channel)
         (:chat (lambda (stream call)
@@ -63,7 +63,7 @@ the order of times."
     (is (equal '(:begin :end :first :second) (reverse events)))))
 
 (test timers-of-handlers-that-still-receive
-  "The thread on which the function of AFTER runs leaves the requests that wait to the handler."
+  "The thread that runs the function of AFTER leaves the waiting requests to the handler."
   (let ((rung (make-signal)))
     (with-inproc (channel)
         (:chat (lambda (stream call)
@@ -77,8 +77,8 @@ the order of times."
         (is (equal '(0 1 2) (numbers call)))))))
 
 (test reactive-handlers-that-block
-  "Who waits, having returned its call before, for his own caller gets an error, and is no longer
-taken for one who does not."
+  "A handler that has returned its call before, and now waits for its own caller, gets an error, and
+no longer counts as one that does not wait."
   (let ((blocking nil))
     (with-inproc (channel)
         (:chat (lambda (stream call)

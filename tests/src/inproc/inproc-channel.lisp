@@ -6,7 +6,7 @@
   (start-probe handlers :listen address))
 
 (test channels-by-name
-  "The name is looked up when a call is made; the server may come later, and another after it."
+  "The name is looked up when a call is made; the server may start later, and another one after it."
   (let ((channel (grpc:make-channel "inproc:channels-by-name")))
     (unwind-protect
          (flet ((try () (status-of-error (caught (ask channel (note 1))))))
@@ -22,7 +22,7 @@
       (grpc:close-channel channel))))
 
 (test calls-of-a-former-server-end-with-the-channel
-  "Its name leads elsewhere since that server stops, but calls of it are open."
+  "Its name leads elsewhere since that server has stopped, but calls of that server are open."
   (let* ((begun (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore))
          (server (server-at "inproc:former" :ask (handling (note)
                                                    (sb-thread:signal-semaphore begun)
@@ -56,7 +56,7 @@
       (is-true (grpc:stop-server server)))))
 
 (test channels-of-a-server-that-has-stopped
-  "Also the first one, made after the stop: no handler runs."
+  "This holds even for the first channel, made after the stop: no handler runs."
   (let ((server (start-probe (list :ask #'double))))
     (is-true (grpc:stop-server server))
     (let ((channel (grpc:server-channel server)))

@@ -1,4 +1,4 @@
-;;;; What the ends do for the operations of the contract, where it is particular to them.
+;;;; The operations of the contract, where these ends differ from others.
 
 (in-package #:clgrpc.tests.inproc)
 

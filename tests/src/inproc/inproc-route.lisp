@@ -1,9 +1,9 @@
-;;;; Where methods lead within the image.
+;;;; The routes of methods within the image.
 
 (in-package #:clgrpc.tests.inproc)
 
 (test methods-remember-their-route
-  "For one callee at a time; a method that the services have not has none."
+  "They remember one callee at a time; a method that the services lack has no route."
   (let ((ask (method:stub-method 'lab.bench:ask))
         (callees (loop repeat 2
                        collect (inproc::make-callee :services (list (make-probe :ask #'double))
@@ -23,7 +23,7 @@
                                 (method:stub-method 'grpc.health.v1.health:check))))))
 
 (test routes-of-a-closed-callee-are-forgotten
-  "When a server stops, or a service's channel closes. Of other callees they stay."
+  "This happens when a server stops, or a service's channel closes. Routes of other callees stay."
   (let ((ask (method:stub-method 'lab.bench:ask)))
     (flet ((remembered-p (channel)
              (eq (inproc::inproc-core-callee (inproc::channel-inproc-core channel))
@@ -46,7 +46,7 @@
             (is (null (method:rpc-method-route ask)))))))))
 
 (test handlers-that-answer-later-are-remembered
-  "Until they are defined anew."
+  "They are remembered until they are redefined."
   (let* ((callee (inproc::make-callee :services (list (make-probe :ask #'double))
                                       :options (make-server-options)))
          (route (progn (inproc::renew-table callee)

@@ -1,4 +1,4 @@
-;;;; How what calls are made of shows itself, and the call pair that few calls need.
+;;;; The printed form of a call's objects, and the call pair that few calls need.
 
 (in-package #:clgrpc.tests.inproc)
 

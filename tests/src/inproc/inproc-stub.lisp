@@ -1,4 +1,4 @@
-;;;; Unary calls: what they return, what their errors say, what they allocate.
+;;;; Unary calls: their values, the texts of their errors, their allocation.
 
 (in-package #:clgrpc.tests.inproc)
 
@@ -18,7 +18,7 @@
         (is (eq :ok (grpc:call-status call)))))))
 
 (test requests-that-are-none-leave-no-call-behind
-  "However the call is made, the server has none under way once its request was refused."
+  "However the call is made, the server has no call under way after its request was refused."
   (dolist (options '(() (:threads t)))
     (with-inproc (channel :channel-options options)
         (:ask (handling (note) note)
@@ -30,7 +30,7 @@
                               (inproc::callee-of (inproc::channel-inproc-core channel))))))))
 
 (test errors-say-what-calls-were-at
-  "Without times, but with the stage."
+  "The stage is there, without times."
   (with-inproc (channel)
       (:ask (handling (note)
               (when (= 1 (number-of note)) (grpc:fail :not-found "none"))

@@ -28,7 +28,7 @@ answers, alone and in streams, which nobody serializes here."
                          "~A" error))))))))
 
 (test shared-messages
-  "They are the very same, if that is what one asks for."
+  "If this is requested, both ends have the same objects."
   (let ((kept '()))
     (flet ((keep (note call)
              (declare (ignore call))
@@ -44,7 +44,7 @@ answers, alone and in streams, which nobody serializes here."
           (is (not (eq reply (first kept)))))))))
 
 (test metadata-within-the-image
-  "What the other end gets is as if it had been sent: no blanks at the ends, octets of its own."
+  "The other end gets them as if they had been sent: no blanks at the ends, octets of its own."
   (let* ((octets (coerce '(1 2) 'octets))
          (entries (inproc::metadata-entries `(("x" . " a b ") ("y-bin" . ,octets))))
          (seen (inproc::entries-metadata nil entries)))

@@ -1,4 +1,4 @@
-;;;; What is on its way between two threads.
+;;;; Messages on their way between two threads.
 
 (in-package #:clgrpc.tests.inproc)
 
@@ -17,8 +17,8 @@
         (is (not (this-thread-p thread)))))))
 
 (test room-for-what-nobody-has-taken
-  "A sender that does not wait is refused once its budget is used up, and told when half of that is
-free; what was accepted comes in order, that of the mailbox among it."
+  "A sender that does not wait is refused once its budget is used up, and notified when half of that
+is free; accepted messages arrive in order, those of the mailbox among them."
   (let ((accepted 0) (told 0) (done (make-signal)))
     (with-inproc (channel :options '(:send-budget-octets 65536))
         (:watch (fn (_note call)
@@ -40,8 +40,8 @@ free; what was accepted comes in order, that of the mailbox among it."
         (is (< 1 told 100))))))
 
 (test room-at-a-reactive-handler
-  "A client that reads no answers cannot send for ever: once those have used up the handler's budget,
-its own messages wait and are charged."
+  "A client that reads no answers cannot send for ever: once the answers have used up the handler's
+budget, its own messages wait and are charged."
   (with-inproc (channel :options '(:send-budget-octets 65536)
                         :channel-options '(:send-budget-octets 65536))
       (:chat (lambda (stream call) (echo-reactively stream call)))

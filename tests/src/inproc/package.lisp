@@ -1,5 +1,4 @@
-;;;; What is particular to calls within the image; what they share with all others is tested in
-;;;; tests/whole/transports.
+;;;; Tests of calls within the image only; tests for all transports are in tests/whole/transports.
 
 (defpackage #:clgrpc.tests.inproc
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form #:clgrpc.tests.server)
@@ -44,7 +43,7 @@
                       :retry-policy (:max-attempts 3 :initial-backoff 0.01 :max-backoff 0.02
                                      :backoff-multiplier 2
                                      :retryable-status-codes (:unavailable))))))
-  "Keywords of a channel that tries all its calls again.")
+  "Keywords of a channel that retries all its calls.")
 
 (defclass promised-credentials (grpc:call-credentials)
   ((future :initarg :future)))
@@ -54,6 +53,6 @@
   (slot-value credentials 'future))
 
 (defun call-promised (channel future &rest options)
-  "Call Ask on CHANNEL, without waiting, with call credentials that FUTURE will bring."
+  "Call Ask on CHANNEL, without waiting, with the call credentials that FUTURE will have."
   (apply #'grpc:call-async #'lab.bench:ask channel (note 1)
          :call-credentials (make-instance 'promised-credentials :future future) options))

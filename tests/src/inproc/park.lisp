@@ -14,7 +14,7 @@
       (loop:close-reserve reserve 5))))
 
 (test handlers-on-a-loop
-  "One at a time, in the order of their calls, wherever they come from."
+  "They run one at a time, in the order of their calls, whatever thread these come from."
   (dolist (attended '(t nil))
     (call-with-loop
      attended
@@ -43,7 +43,7 @@
                         count (/= i (number-of (ask channel (note i))))))))))
 
 (test handlers-that-keep-their-calls-run-on-their-loop
-  "Also once one is known not to wait, its client does not begin it on its own thread."
+  "Even if a handler is known not to wait, its client does not begin it on its own thread."
   (call-with-loop
    nil
    (lambda (event-loop)
@@ -59,7 +59,7 @@
          (is (= 0 elsewhere)))))))
 
 (test drivers-that-lose-their-loop
-  "A caller whose handler overstays on the loop that it drives is overtaken; calls go on."
+  "A caller whose handler overstays on the loop that it drives is overtaken; calls continue."
   (call-with-loop
    t
    (lambda (event-loop)
@@ -73,7 +73,7 @@
          (is (= (mod i 2) (number-of (ask channel (note (mod i 2)))))))))))
 
 (test handlers-wait-in-the-consumers-thread
-  "For what another thread of the client sends."
+  "They wait for messages of another thread of the client."
   (with-inproc (channel) (:chat #'echo)
     (let* ((call (chat channel :open))
            (sender (in-thread

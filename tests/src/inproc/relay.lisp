@@ -1,10 +1,10 @@
-;;;; Retries within the image: where attempts run, and what handlers see of them. What is so over
-;;;; all transports is tested in tests/whole/transports.
+;;;; Retries within the image: the threads of attempts, and the handlers' view. Tests for all
+;;;; transports are in tests/whole/transports.
 
 (in-package #:clgrpc.tests.inproc)
 
 (test handlers-see-which-attempt-it-is
-  "All on the thread of a caller that waits, with the metadata of the call and its deadline."
+  "All run on the thread of a caller that waits, with the metadata of the call and its deadline."
   (let ((seen '()) (caller sb-thread:*current-thread*))
     (with-inproc (channel :channel-options *retrying*)
         (:ask (lambda (note call)
@@ -22,7 +22,7 @@
     (is (equal '((t "b" nil t) (t "b" "1" t) (t "b" "2" t)) (reverse seen)))))
 
 (test requests-are-kept-as-they-were
-  "A later change by the caller of a future, or by the handler of an attempt, is not seen."
+  "A later change by a future's caller, or by the handler of an attempt, is not seen."
   (let ((seen '()) (go (make-signal)))
     (with-inproc (channel :channel-options *retrying*)
         (:ask (handling (note)
@@ -40,7 +40,7 @@
     (is (equal '(1 1) seen))))
 
 (test interceptors-are-around-calls
-  "Not around each attempt."
+  "They are not called for each attempt."
   (let ((around 0) (answers 0))
     (with-inproc (channel :channel-options
                           (list* :interceptors (list (fn (_method request options next)
@@ -73,7 +73,7 @@
         (signals grpc:misuse (ask channel (note 1)))))))
 
 (test attempts-on-the-caller's-thread-are-cancelled
-  "By another thread that cancels the call, while the handler runs where the caller waits."
+  "Another thread cancels the call while the handler runs on the thread where the caller waits."
   (let ((call nil) (begun (make-signal)) (seen nil))
     (with-inproc (channel :channel-options
                           (list* :attempt-interceptors
@@ -91,7 +91,7 @@
         (sb-thread:join-thread canceller)))))
 
 (test streams-begin-without-their-consumer
-  "A server stream that may be tried again begins with its call, on another thread."
+  "A server stream with a retry policy begins with its call, on another thread."
   (let ((caller sb-thread:*current-thread*) (begun (make-signal)) (same t))
     (with-inproc (channel :channel-options *retrying*)
         (:watch (lambda (note call)
@@ -105,7 +105,7 @@
         (is (null (grpc:receive call)))))))
 
 (test deadlines-that-have-passed-begin-no-attempt
-  "Calls whose callers wait end by them before there is a relay."
+  "They end calls whose callers wait before there is a relay."
   (with-inproc (channel :channel-options *retrying*)
       (:ask #'double :collect #'add-up)
     (flet ((check (function)
@@ -117,7 +117,7 @@
                                                      :timeout 0)))))))
 
 (test attempts-wait-for-credentials
-  "CALL-ASYNC does not; each attempt has the metadata once they have come."
+  "CALL-ASYNC does not wait; each attempt has the metadata once they have come."
   (let ((future (grpc:make-future)) (seen '()))
     (with-inproc (channel :channel-options *retrying*)
         (:ask (lambda (note call)

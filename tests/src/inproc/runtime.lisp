@@ -13,7 +13,7 @@
       (is (null ran)))))
 
 (test timers-of-deadlines-end-with-their-calls
-  "Also that of a call which is ended while it is set: it would keep the call until the deadline."
+  "Even if a call ends while it is set: the timer would keep the call until the deadline."
   (let ((timers '()) (client nil))
     (with-inproc (channel) (:ask (handling (note)
                                    note))

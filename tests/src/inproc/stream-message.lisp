@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.inproc)
 
 (test streams-are-lazy
-  "The handler is as far as the consumer."
+  "The handler has got only as far as the consumer."
   (let ((sent 0))
     (with-inproc (channel)
         (:watch (fn (_note call) (loop (grpc:send call (note (incf sent))))))
@@ -23,7 +23,7 @@
     (is (equal '(t t) held))))
 
 (test bidi-in-one-thread
-  "DO-MESSAGES whose body sends needs no other."
+  "DO-MESSAGES whose body sends needs no other thread."
   (let ((thread nil) (count 0))
     (with-inproc (channel)
         (:chat (lambda (stream call)
@@ -40,7 +40,7 @@
       (is (this-thread-p thread)))))
 
 (test receiving-within-do-messages
-  "Its handler could never go on: that is misuse, not a hang."
+  "Its handler could never continue: this is misuse, and must not hang."
   (with-inproc (channel) (:watch #'count-up)
     (let ((call (watch channel (note 3))))
       (signals grpc:misuse
@@ -48,7 +48,7 @@
           (grpc:receive call))))))
 
 (test messages-before-the-handler-are-bounded
-  "The client keeps no more octets for a handler that has not begun than its budget."
+  "The client keeps no more octets than its budget for a handler that has not begun."
   (with-inproc (channel :channel-options '(:send-budget-octets 65536)) (:collect #'add-up)
     (let* ((call (collect channel :open)) (pair (inproc::call-call-pair call))
            (each (+ 936 rpc:+batch-octets+)))

@@ -1,9 +1,9 @@
-;;;; Calls that are opened and left alone.
+;;;; Calls that are opened and not awaited.
 
 (in-package #:clgrpc.tests.inproc)
 
 (test calls-left-alone-begin
-  "A client may wait for what the handler does otherwise than by waiting for the call."
+  "A client may wait for another effect of the handler than the end of the call."
   (let ((begun (make-signal)) (received (make-signal)))
     (with-inproc (channel)
         (:chat (lambda (stream call)
@@ -31,7 +31,7 @@
         (is (= 7 (number-of (grpc:receive call))))))))
 
 (test calls-left-alone-begin-once
-  "Whoever is first, the client or who looks after its calls, nothing is lost or comes twice."
+  "Either the client or the thread that begins such calls is first; nothing is lost or done twice."
   (with-inproc (channel) (:chat #'echo)
     (let* ((inproc-core (inproc::channel-inproc-core channel))
            (stop nil)

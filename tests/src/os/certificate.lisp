@@ -1,4 +1,4 @@
-;;;; Certificates: what they say, and what is said of PEM that is none.
+;;;; Certificates: their data, and the errors of malformed PEM.
 
 (in-package #:clgrpc.tests.os)
 
@@ -48,8 +48,8 @@
                  contents)))
 
 (defun with-serial-number (der octets)
-  "DER, of a certificate of 256 octets at least with a serial number of less than 128 octets, with
-the serial number OCTETS; its signature is wrong then."
+  "DER with the serial number OCTETS, whose signature is then wrong. DER is of a certificate of 256
+octets at least with a serial number of less than 128 octets."
   (let* ((tbs 4)                        ; the header of the part that is signed
          (tbs-end (+ tbs 4 (u16be der (+ tbs 2))))
          (serial (+ tbs 4 5)))          ; after the version
@@ -60,8 +60,8 @@ the serial number OCTETS; its signature is wrong then."
                  (subseq der tbs-end))))
 
 (test a-serial-number-of-any-length-is-read-at-once
-  "A server that nobody trusts may show a certificate with one of 100,000 octets, and its names are
-read to be told."
+  "An untrusted server may show a certificate with a serial number of 100,000 octets, whose names
+are read for the report."
   (let* ((octets (let ((octets (make-octets 66000)))
                    (dotimes (i 66000 octets) (setf (aref octets i) (1+ (mod i 100))))))
          (certificate (os:make-certificate
@@ -118,8 +118,8 @@ read to be told."
                (complaint "client.pem" nil)))))
 
 (defun certificate-with (text replacement)
-  "The server's certificate with the octets of REPLACEMENT, as long as TEXT, in place of those of
-TEXT, wherever they are."
+  "The server's certificate with REPLACEMENT, as long as TEXT, in place of TEXT, wherever it
+occurs."
   (let ((der (copy-seq (os:certificate-der (certificate-named "server.pem"))))
         (octets (ascii-octets text)))
     (loop for at = (search octets der) then (search octets der :start2 (1+ at))

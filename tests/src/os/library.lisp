@@ -1,4 +1,4 @@
-;;;; Libraries: one that is there, one that is not, one that lacks a function.
+;;;; Libraries: one that exists, one that does not, one that lacks a function.
 
 (in-package #:clgrpc.tests.os)
 

@@ -1,4 +1,4 @@
-;;;; OpenSSL: it is opened when it is wanted, and says what went wrong.
+;;;; OpenSSL: it is opened when needed, and reports errors.
 
 (in-package #:clgrpc.tests.os)
 
@@ -18,7 +18,7 @@
   (is (null (os::openssl-failure)) "the queue is empty afterwards"))
 
 (test sha256-of-octets
-  "As FIPS 180-4's examples have it."
+  "The examples are those of FIPS 180-4."
   (flet ((digest (text)
            (format nil "~(~{~2,'0x~}~)" (coerce (os:sha256-digest (string-octets text)) 'list))))
     (is (string= "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" (digest "")))

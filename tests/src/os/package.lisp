@@ -9,7 +9,7 @@
 (def-suite :clgrpc.os :description "Sockets, epoll, eventfd, signals.")
 
 (defun wait-readable (&rest descriptors)
-  "Wait until one of DESCRIPTORS, or what it may be written to, has changed."
+  "Wait until one of DESCRIPTORS becomes readable or writable."
   (let ((epoll (os:open-epoll)) (area (os:make-event-area 4)))
     (unwind-protect
          (progn

@@ -1,4 +1,4 @@
-;;;; poll(2): what is so of a descriptor, and the eventfd that it watches.
+;;;; poll(2): the state of a descriptor, and the eventfd that it watches.
 
 (in-package #:clgrpc.tests.os)
 

@@ -1,4 +1,4 @@
-;;;; What the kernel says of this process, beside what others know of it.
+;;;; The kernel's data about this process, compared with other sources.
 
 (in-package #:clgrpc.tests.os)
 
@@ -18,7 +18,7 @@
               thereis (< before (os:process-cpu-seconds (os:read-process)))))))
 
 (test resident-memory-is-in-octets
-  "As /proc/self/status, which has kilobytes, says."
+  "The number agrees with /proc/self/status, which has kilobytes."
   (let* ((text (uiop:read-file-string "/proc/self/status"))
          (start (search "VmRSS:" text))
          (kilobytes (parse-integer text :start (+ start 6) :junk-allowed t))

@@ -1,4 +1,4 @@
-;;;; How many processors there are for us.
+;;;; The number of processors for this process.
 
 (in-package #:clgrpc.tests.os)
 
@@ -8,7 +8,7 @@
   (is (<= (os:processor-limit) (os:processor-count))))
 
 (defun quota-with (&rest files)
-  "The quota where the kernel's files are FILES, a plist from path to text."
+  "The quota if the kernel's files are FILES, a plist from path to text."
   (clgrpc.os::processor-quota (lambda (path)
                                 (loop for (name text) on files by #'cddr
                                       when (string= name path) return text))))

@@ -19,8 +19,8 @@
       (os:reset-signal os:+sigusr1+))))
 
 (test signals-wait-where-nothing-may-interrupt
-  "A handler does not run where SBCL says that nothing may, whatever the signal, and however often
-it comes there: half an object may have been allocated."
+  "A handler does not run in code that SBCL protects from interrupts, whatever the signal, and
+however often it comes there: an object may be half allocated."
   (dolist (signal (list os:+sigusr1+ os:+sigusr1+ os:+sighup+))
     (let ((called (sb-thread:make-semaphore)) (here nil) (thread sb-thread:*current-thread*))
       (unwind-protect
@@ -54,7 +54,7 @@ it comes there: half an object may have been allocated."
         (os:reset-signal signal)))))
 
 (test threads-that-read-signals-end
-  "Where nobody handles a signal, no thread waits for it; nor while an image is saved."
+  "If a signal has no handler, no thread waits for it; nor while an image is saved."
   (flet ((waiting ()
            (count "clgrpc signals" (sb-thread:list-all-threads)
                   :key #'sb-thread:thread-name :test #'equal)))
@@ -66,7 +66,7 @@ it comes there: half an object may have been allocated."
         (is (= before (waiting)))))))
 
 (test a-handler-begins-without-a-signal
-  "What the one before has left does not call it: the thread of that one had ended already."
+  "A signal left from an earlier handler does not call it: that handler's thread had ended already."
   (let ((begun (sb-thread:make-semaphore)) (called (sb-thread:make-semaphore)) (thread nil))
     (unwind-protect
          (progn
@@ -83,7 +83,7 @@ it comes there: half an object may have been allocated."
       (os:reset-signal os:+sigusr1+))))
 
 (test no-signal-interrupts-another-handler
-  "SIGUSR2 would be told the alternate stack as this thread's own, and the collector end the
+  "SIGUSR2 would get the alternate stack as this thread's own, and the collector would end the
 process."
   (let ((action (make-octets 152)))     ; a struct sigaction
     (unwind-protect

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.os)
 
 (test numbers-of-a-signature-have-32-octets
-  "Short numbers are filled with zeros, and a zero before a high bit is left out."
+  "Short numbers are padded with zeros, and a zero before a high bit is omitted."
   (flet ((number (first length) (cons first (loop for i from 1 below length collect i)))
          (filled (number) (append (make-list (max 0 (- 32 (length number))) :initial-element 0)
                                   (last number 32))))

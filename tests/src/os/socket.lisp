@@ -1,4 +1,4 @@
-;;;; TCP over both protocols: octets both ways, several buffers at once, would-block, the end,
+;;;; TCP over both protocols: octets in both directions, several buffers, would-block, the end,
 ;;;; errors.
 
 (in-package #:clgrpc.tests.os)
@@ -164,7 +164,7 @@ none."
                                      (- (sb-ext:get-bytes-consed) before)))))))))
 
 (defun closed-on-exec-p (descriptor)
-  "True if DESCRIPTOR does not live on in a program that is run: O_CLOEXEC of its flags, in octal."
+  "True if DESCRIPTOR is closed in programs that this process runs: O_CLOEXEC of its flags."
   (with-open-file (stream (format nil "/proc/self/fdinfo/~D" descriptor))
     (loop for line = (read-line stream)
           when (eql 0 (search "flags:" line))

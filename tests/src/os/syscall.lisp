@@ -1,4 +1,4 @@
-;;;; The kernel's constants against its headers, and errnos.
+;;;; The kernel's constants compared with its headers, and errnos.
 
 (in-package #:clgrpc.tests.os)
 

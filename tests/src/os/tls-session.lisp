@@ -1,11 +1,11 @@
-;;;; TLS between two ends of ours, whose octets a test carries from one to the other.
+;;;; TLS between two ends of ours; the test carries octets from one to the other.
 
 (in-package #:clgrpc.tests.os)
 
 (defstruct (side (:copier nil)) ssl area (names '()) (choice nil))
 
 (defun carry (from to)
-  "Feed what FROM has written to TO; return how many octets that is."
+  "Feed the octets that FROM has written to TO; return their number."
   (let ((octets (os:tls-area-octets (side-area from)))
         (count (os:drain-area (side-area from))))
     (replace (os:tls-area-octets (side-area to)) octets :end2 count)
@@ -13,15 +13,15 @@
     count))
 
 (defun shake (side)
-  "Have SIDE go on with its handshake; return how that ended, if it failed why, as text. Of a server,
-NAMES becomes the list of those it was asked for, and CHOICE is what is answered."
+  "Continue SIDE's handshake; return its result, or the text of the failure. Of a server, NAMES
+becomes the list of the requested names, and CHOICE is the answer."
   (let ((outcome (os:shake-hands (side-ssl side) :choose (lambda (name)
                                                            (push name (side-names side))
                                                            (side-choice side)))))
     (if (eq outcome :failed) (os:session-failure (side-ssl side)) outcome)))
 
 (defun shake-both (client server)
-  "Let both shake hands until that is over; return how it ended for the client and for the server."
+  "Let both shake hands until the end; return the results of the client and of the server."
   (let ((ends (list :more :more)))
     (loop repeat 10
           while (member :more ends)
@@ -62,7 +62,7 @@ NAMES becomes the list of those it was asked for, and CHOICE is what is answered
                                        (server-context '(server-context)) (name "localhost")
                                        arguments)
                       &body body)
-  "Do BODY with two sides that have not shaken hands. The contexts are freed afterwards."
+  "Evaluate BODY with two sides that have not shaken hands. The contexts are freed afterwards."
   (let ((contexts (gensym)))
     `(let ((,contexts (list ,client-context ,server-context)))
        (unwind-protect
@@ -72,7 +72,7 @@ NAMES becomes the list of those it was asked for, and CHOICE is what is answered
          (mapc #'os:free-tls-context ,contexts)))))
 
 (defun decrypted (side &optional (room 100000))
-  "What SIDE decrypts of what it was fed, and how that ended."
+  "Two values: the octets that SIDE decrypts from its input, and the result."
   (let ((octets (make-octets room)))
     (multiple-value-bind (end outcome)
         (os:decrypt-octets (side-ssl side) (side-area side) octets 0 room)
@@ -110,8 +110,8 @@ no renegotiation, no compression, and the server's order of ciphers."
                 (os:session-certificate (side-ssl client))))))
 
 (test cipher-suites-asked-for
-  "A client offers what it is given, of each version of TLS by itself, and of TLS 1.2 only what
-HTTP/2 allows."
+  "A client offers the given suites, those of each version of TLS separately, and for TLS 1.2 only
+suites that HTTP/2 allows."
   (loop with tls-1.2 = #x0303
         for (asked version cipher)
           in `((nil nil "TLS_AES_128_GCM_SHA256")
@@ -133,7 +133,7 @@ HTTP/2 allows."
              (is (equal cipher (os:session-cipher (side-ssl server))) "~S ~S" asked version))))
 
 (test cipher-suites-that-are-none
-  "A list without a suite for HTTP/2 is refused, with the name of where it is from."
+  "A list without a suite for HTTP/2 is refused, with the name of its source."
   (dolist (asked '("nonsense" "AES128-SHA" "ADH-AES128-GCM-SHA256" "ECDHE-ECDSA-AES128-SHA"
                    "eNULL" "TLS_AES_999_GCM_SHA1" "TLS_AES_128_GCM_SHA256:TLS_NULL"))
     (is (search "the setting has "
@@ -147,14 +147,13 @@ HTTP/2 allows."
   (is (null (os::openssl-failure)) "the queue is empty afterwards"))
 
 (defun in-groups (context list)
-  "CONTEXT, which agrees on the groups in LIST only; all that there are, if OpenSSL does not know
-LIST."
+  "CONTEXT, which agrees only on the groups in LIST; on all groups if OpenSSL does not know LIST."
   (os::use-groups context list)
   context)
 
 (test groups-of-thousands-of-bits-are-not-agreed-on
-  "One handshake with a finite-field group of 8,192 bits takes an end 150 ms: neither clients nor
-servers can lead ours to it."
+  "One handshake with a finite-field group of 8,192 bits takes an end 150 ms: no client or server
+can make our end use it."
   (dolist (groups '("P-256" "P-384" "P-521" "X25519"))
     (with-sides (client server :client-context (in-groups (client-context) groups))
       (is (equal '(:done :done) (multiple-value-list (shake-both client server))) groups))
@@ -233,7 +232,7 @@ servers can lead ours to it."
       (is (plusp (carry server client)) "an alert"))))
 
 (defun handshake-failures (&rest arguments)
-  "How the handshake fails at the client, and at the server, as texts or what else came of it."
+  "The texts of the failures, or the results, of a handshake at the client and at the server."
   (destructuring-bind (&key (client-context (client-context)) (server-context (server-context))
                          (name "localhost"))
       arguments
@@ -341,7 +340,7 @@ servers can lead ours to it."
           (os:empty-area area))))))
 
 (test sessions-end-with-their-certificates
-  "A session is good for the last second that its time-out counts; a certificate is not."
+  "A session is still valid in the last second of its time-out; a certificate is not."
   (loop for (end begin timeout) in '((1000 500 7200) (1000 500 400) (1000 999 7200) (1000 1000 7200)
                                      (1000 2000 7200) (501 500 7200) (502 500 7200))
         do (multiple-value-bind (new-begin new-timeout) (os::session-span end begin timeout)

@@ -1,10 +1,10 @@
-;;;; libz: there and back, with gzip's own program as a witness, and what broken or hostile input
-;;;; comes to.
+;;;; libz: compression and decompression, compared with the program gzip, and broken or hostile
+;;;; input.
 
 (in-package #:clgrpc.tests.os)
 
 (defun noise (length random)
-  "LENGTH octets, some stretches of which repeat."
+  "LENGTH octets, parts of which repeat."
   (let ((octets (make-octets length)))
     (dotimes (i length octets)
       (setf (aref octets i)
@@ -18,7 +18,7 @@
       (give-octets-back result))))
 
 (defun decompressed (format octets &optional (limit 10000000))
-  "What OCTETS decompress to, or how that fails."
+  "The octets decompressed from OCTETS, or the failure."
   (multiple-value-bind (outcome result length)
       (os:inflate-octets format octets 0 (length octets) limit)
     (cond ((eq outcome :ok) (prog1 (subseq-octets result 0 length)
@@ -27,7 +27,7 @@
              outcome))))
 
 (defmacro define-zlib-test (name &body body)
-  "Define a test that leaves nothing of libz behind."
+  "Define a test after which no object of libz may remain."
   `(test ,name
      (is-true (os:open-zlib))
      (os:end-idle-streams)
@@ -101,8 +101,7 @@
   (is (eq :corrupt (decompressed :deflate (octets-of #x78 #xBB 0 0 0 1 3 0 0 0 0 1)))))
 
 (define-zlib-test zlib-survives-anything
-  "Of what was compressed and changed either all is read as it was, or it is refused: most of it as
-corrupt."
+  "Compressed octets that were changed are either read as before or refused, mostly as corrupt."
   (let* ((seed (random 1000000 (make-random-state t)))
          (random (sb-ext:seed-random-state seed))
          (outcomes '()))

@@ -1,4 +1,4 @@
-;;;; libzstd: there and back, frames written by hand, and what broken or hostile input comes to.
+;;;; libzstd: compression and decompression, frames written by hand, and broken or hostile input.
 
 (in-package #:clgrpc.tests.os)
 
@@ -8,7 +8,7 @@
       (give-octets-back result))))
 
 (defun zstd-decompressed (octets &optional (limit 10000000))
-  "What OCTETS decompress to, or how that fails."
+  "The octets decompressed from OCTETS, or the failure."
   (multiple-value-bind (outcome result length)
       (os:expand-zstd octets 0 (length octets) limit)
     (cond ((eq outcome :ok) (prog1 (subseq-octets result 0 length)
@@ -17,7 +17,7 @@
              outcome))))
 
 (defun zstd-frame (window &rest blocks)
-  "A frame (RFC 8878) whose head asks for WINDOW, an octet of its descriptor, with BLOCKS: lists of
+  "A frame (RFC 8878) whose head requests WINDOW, an octet of its descriptor, with BLOCKS: lists of
 a type, a size and octets."
   (apply #'concatenate 'octets (octets-of #x28 #xB5 #x2F #xFD 0 window)
          (loop for ((type size . octets) . more) on blocks
@@ -38,7 +38,7 @@ a type, a size and octets."
             (is (eq :too-long (zstd-decompressed dense (1- length))))))))))
 
 (test zstd-places
-  "Only the octets asked for are read, and room is left in front."
+  "Only the given octets are read, and room is left in front of the result."
   (is-true (os:open-zstd))
   (multiple-value-bind (result end) (os:zstd-octets 1 (octets-of 9 9 1 2 3 9) 2 5 5)
     (multiple-value-bind (outcome back length) (os:expand-zstd result 5 end 3)
@@ -55,8 +55,8 @@ a type, a size and octets."
                 (zstd-decompressed (concatenate 'octets frame skipped frame))))))
 
 (test zstd-stops-bombs
-  "A frame of a few octets that is megabytes, told of or not, and one that asks for a window of
-gigabytes."
+  "A frame of a few octets that becomes megabytes, announced or not, and one that requests a window
+of gigabytes."
   (is-true (os:open-zstd))
   ;; 200 blocks of 128 KB, of four octets each
   (let ((bomb (apply #'zstd-frame 80 (loop repeat 200 collect '(1 131072 0)))))

@@ -1,9 +1,9 @@
-;;;; What a handler may answer, and what becomes of it.
+;;;; A handler's values, and the resulting answer.
 
 (in-package #:clgrpc.tests.exchange)
 
 (defun answered (http-status headers body)
-  "Status, headers and body of the answer for the values of a handler; :wrong if they are not ones."
+  "Status, headers and body of the answer for the values of a handler; :wrong if they are invalid."
   (handler-case
       (let ((answer (exchange:fixed-answer http-status headers body)))
         (list (exchange:plain-answer-http-status answer) (exchange::plain-answer-headers answer)
@@ -28,7 +28,7 @@
     (is (eq :wrong (answered 200 '() body)) "~S" body)))
 
 (test headers-of-answers
-  "Names in lower case, values without blanks around them; what only the server sets is left out."
+  "Names in lower case, values without blanks around them; the server's own are omitted."
   (loop for (entry expected)
           in `((("X-A" . " b ") ("x-a" . "b")) (("x" . "") ("x" . ""))
                (("x" . "a b~") ("x" . "a b~"))
@@ -50,14 +50,14 @@
   (is (eq :wrong (answered 200 "x" nil))))
 
 (test wrong-headers-are-not-shown
-  "They may be secret, as a cookie is, and the log shows the error."
+  "They may be secret, as a cookie is, and the error is logged."
   (dolist (entry '(("set-cookie" . "s3cret
 ") ("s3cret key" . "x") ("x" . (s3cret)) "s3cret"))
     (handler-case (fail "~S" (exchange:fixed-answer 200 (list entry) nil))
       (error (error) (is (not (search "s3cret" (string-downcase (princ-to-string error)))))))))
 
 (test heads-that-are-written-once
-  "That of an answer without a date of its own, and with a body, whose length it has."
+  "Of an answer without a date of its own, and of one with a body, whose length it has."
   (flet ((head-p (&rest arguments)
            (and (exchange::plain-answer-head (apply #'exchange:fixed-answer arguments)) t)))
     (is (eq t (head-p 200 '(("a" . "b")) "x")))

@@ -1,4 +1,4 @@
-;;;; What is read out of a plain request.
+;;;; The data read from a plain request.
 
 (in-package #:clgrpc.tests.exchange)
 
@@ -24,13 +24,13 @@
                "~A of ~A" name target)))
 
 (test queries-are-not-printed
-  "A query may have a secret, and what is printed gets into the log."
+  "A query may have a secret, and printed text gets into the log."
   (let ((text (prin1-to-string (request-for "/a?token=secret"))))
     (is (search "GET /a>" text))
     (is (null (search "secret" text)))))
 
 (test parameters-of-others-are-not-decoded
-  "A query of 8,000 empty parameters, or of others', takes no memory."
+  "A query of 8,000 empty parameters, or with other names, allocates nothing."
   (dolist (part '("&" "&a" "&service" "&%73" "&z%73%73%73%73%73%73%73"))
     (let ((query (format nil "~v@{~A~:*~}" (floor 8000 (length part)) part)))
       (exchange:query-parameter query "services")

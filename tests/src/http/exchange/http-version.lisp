@@ -1,10 +1,10 @@
-;;;; What a connection speaks, by ALPN or by its first octets.
+;;;; The protocol of a connection, by ALPN or by its first octets.
 
 (in-package #:clgrpc.tests.exchange)
 
 (test what-a-connection-speaks
-  "What ALPN has agreed on counts, else the first octets: \"PRI \" is HTTP/2, other text is HTTP/1.1,
-and what is neither is left to HTTP/2."
+  "The result of ALPN counts, else the first octets: \"PRI \" is HTTP/2, other text is HTTP/1.1, and
+octets that are neither are left to HTTP/2."
   (loop for (agreed text expected) in '((nil "PRI * HTTP/2.0" :http2) (nil "PRI " :http2)
                                         (nil "" :more) (nil "P" :more) (nil "PRI" :more)
                                         (nil "G" :http1) (nil "PRIX" :http1) (nil "PR " :http1)

@@ -1,5 +1,5 @@
-;;;; Tests of clgrpc.exchange alone: what needs no server. What a server and its peers see of
-;;;; exchanges is in tests/src/server/http.
+;;;; Tests of clgrpc.exchange alone, without a server. Tests of exchanges with a server and its
+;;;; peers are in tests/src/server/http.
 
 (defpackage #:clgrpc.tests.exchange
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)

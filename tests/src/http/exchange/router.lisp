@@ -1,4 +1,4 @@
-;;;; Which handler is for which path, and what is no handler.
+;;;; The handlers for paths, and objects that are no handlers.
 
 (in-package #:clgrpc.tests.exchange)
 
@@ -8,7 +8,7 @@
   204)
 
 (test handlers-and-their-paths
-  "A path is the handler's that has it, else that of the longest tree it is in."
+  "A path belongs to the handler with that path, else to that of the longest tree that contains it."
   (let ((router (exchange:make-router)))
     (dolist (path '("/" "/a" "/tree/" "/tree/deep/" "/tree/own"))
       (exchange:add-handler router (exchange:http-handler path 'tell) path))
@@ -44,7 +44,7 @@
                  (princ-to-string (exchange:http-handler "/a" 'tell))))))
 
 (test answers-without-a-handler
-  "Without a route of a path the answer is 404, with one for other methods 405, which says for which."
+  "A path without a route gets 404, one with routes for other methods 405, which lists the methods."
   (let ((router (exchange:make-router)))
     (exchange:add-handler router (exchange:http-handler "/a" 'tell :methods '("PUT" "POST")) 1)
     (flet ((refusal (target)

@@ -1,5 +1,5 @@
-;;;; The decoder: everything RFC 7541 forbids, limits, what is shared and what is not allocated, and
-;;;; random blocks, from which nothing but HPACK-ERROR may come.
+;;;; The decoder: everything that RFC 7541 forbids, limits, sharing and allocation, and random
+;;;; blocks, for which only HPACK-ERROR may be signalled.
 
 (in-package #:clgrpc.tests.hpack)
 
@@ -47,7 +47,7 @@
   (is (equal '() (decoded ""))))
 
 (test longest-integers
-  "Five continuation octets are read, also where they are zeros."
+  "Five continuation octets are read, even if they are zeros."
   (is (equal '((":method" "GET")) (decoded "3f808080800082"))) ; a size update to 31
   (is (eq t (bad-p "ff8080808001"))))
 
@@ -90,7 +90,7 @@
     (is (not (field-list-overflow-p list)))))
 
 (test fields-are-shared
-  "An index delivers the table's own object each time."
+  "An index always gives the table's own object."
   (let ((decoder (make-decoder)) (list (make-field-list)))
     (decode decoder (hex "82 4001610162") :list list)
     (let ((method (find-field list ":method")) (a (find-field list "a")))
@@ -104,7 +104,7 @@
   (is (equal '(("a" "b" :never) ("a" "b")) (decoded "1001610162 0001610162"))))
 
 (defun request-block (encoder)
-  "A request as nghttp2 writes it: all indexed but for the path."
+  "A request as nghttp2 writes it: all indexed except the path."
   (let ((buffer (make-buffer)))
     (begin-block encoder buffer)
     (loop for (name value mode) in '((":method" "POST" :index) (":scheme" "http" :index)

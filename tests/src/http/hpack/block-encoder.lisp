@@ -1,4 +1,4 @@
-;;;; The encoder: modes, size updates, and its table in step with a decoder's whatever is sent.
+;;;; The encoder: modes, size updates, and a table that always equals a decoder's.
 
 (in-package #:clgrpc.tests.hpack)
 
@@ -117,7 +117,7 @@
     (is (= 0 (hpack::find-dynamic encoder (string-field "name-1" "value-1"))))))
 
 (test fields-known-by-heart
-  "ENCODE-FIELDS writes what ENCODE-FIELD would, whatever happens to the table between its calls."
+  "ENCODE-FIELDS writes ENCODE-FIELD's octets, whatever happens to the table between calls."
   (with-random (fields-known-by-heart)
     (let ((vectors (loop for size in '(0 1 2 3 8 8 8 8 8 8 8 8)
                          collect (coerce (loop repeat size collect (random-field)) 'simple-vector)))

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.hpack)
 
 (defun sees-p (raw shift)
-  "True if RAW, moved by SHIFT, matches and hashes as before, but not with any octet changed."
+  "True if RAW, moved by SHIFT, matches and hashes as before, but not if any octet is changed."
   (let* ((length (length raw))
          (end (+ shift length))
          (moved (concatenate 'octets (random-octets shift) raw (random-octets 9)))

@@ -18,7 +18,7 @@
     (is (every #'null (field-list-fields list)))))
 
 (test memo-of-a-repeated-block
-  "From its second coming on, a block of the same octets and the same table has the same memo."
+  "From its second time on, a block of the same octets with the same table has the same memo."
   (let ((decoder (make-decoder)) (list (make-field-list)) (other (make-field-list))
         (octets (hex "82 0001610162 be")))
     (decode decoder (hex "4001630164") :list list)

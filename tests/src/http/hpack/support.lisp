@@ -1,4 +1,4 @@
-;;;; What the files of this suite share: octets in hexadecimal, blocks to lists of pairs and back, a
+;;;; Common code of this suite: octets in hexadecimal, blocks to lists of pairs and back, a
 ;;;; reproducible random state, and a measure of allocation.
 
 (in-package #:clgrpc.tests.hpack)
@@ -6,7 +6,7 @@
 (def-suite :clgrpc.hpack :description "RFC 7541: header compression.")
 
 (defun hex (text)
-  "The octets that the hexadecimal digits of TEXT stand for; spaces do not count."
+  "The octets that the hexadecimal digits of TEXT represent; spaces are ignored."
   (let ((digits (remove #\Space text)))
     (coerce (loop for i from 0 below (length digits) by 2
                   collect (parse-integer digits :start i :end (+ i 2) :radix 16))
@@ -59,8 +59,8 @@
     (map-into octets (lambda () (random limit)))))
 
 (defun octets-per-run (function &key (runs 20000))
-  "How many octets FUNCTION allocates per call, over RUNS calls after as many to warm up: the
-least of three measurements, since what other threads allocate meanwhile counts as well."
+  "How many octets FUNCTION allocates per call, over RUNS calls after as many to warm up: the least
+of three measurements, since other threads' allocation counts as well."
   (dotimes (i runs) (funcall function))
   (loop repeat 3
         minimize (let ((before (sb-ext:get-bytes-consed)))

@@ -1,4 +1,4 @@
-;;;; The dynamic table by itself: numbering, growth of the ring, eviction.
+;;;; The dynamic table alone: numbering, growth of the ring, eviction.
 
 (in-package #:clgrpc.tests.hpack)
 
@@ -19,7 +19,7 @@
     (is (null (hpack::find-entry table 0)))))
 
 (test table-eviction
-  "A table of three entries' room keeps the last three, wherever the ring has turned to."
+  "A table with room for three entries keeps the last three, wherever the ring begins."
   (let ((table (make-decoder :table-octets (* 3 (field-size (numbered 10))))))
     (loop for i from 10 below 99
           do (hpack::insert-entry table (numbered i))

@@ -22,7 +22,7 @@
                (funcall function line)))))
 
 (defmacro do-vector-lines ((line file) &body body)
-  "Run BODY with LINE bound to each line of the vector FILE that is no comment and not empty."
+  "Run BODY with LINE bound to each line of the vector FILE that is neither a comment nor empty."
   `(call-with-vector-lines ,file (lambda (,line) ,@body)))
 
 (defstruct (example (:copier nil))
@@ -77,8 +77,8 @@
     (is (= 16 count))))
 
 (test appendix-c-encoded
-  "The encoder writes the examples with Huffman coding octet for octet, but for C.6.2, where one
-string is no shorter for it and stays plain."
+  "The encoder writes the examples with Huffman coding octet for octet, except C.6.2, where one
+string is no shorter with it and stays plain."
   (let ((connection nil) (encoder nil) (count 0))
     (dolist (example (read-examples "appendix-c.txt"))
       (when (member (example-connection example) '("C.4" "C.6") :test #'string=)

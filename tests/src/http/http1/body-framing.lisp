@@ -1,5 +1,5 @@
-;;;; Where bodies end, and what is refused since two readers might not agree on that: the known ways
-;;;; of smuggling a request behind another.
+;;;; The ends of bodies, and messages that are refused since two readers might disagree on the end:
+;;;; the known ways of smuggling a request after another.
 
 (in-package #:clgrpc.tests.http1)
 
@@ -94,7 +94,7 @@
                           :role :client :requests '("GET")))))
 
 (test interim-responses-are-counted-for-each-request
-  "Sixteen interim responses before each final one are few enough, however many requests there are."
+  "Sixteen interim responses before each final one are allowed, however many requests there are."
   (let ((one (format nil "~V@{~A~:*~}HTTP/1.1 200 OK|Content-Length: 0||" 16 "HTTP/1.1 102 x||")))
     (is (equal '(200 200 200)
                (remove 102 (mapcar #'first (remove :end (said (format nil "~A~:*~A~:*~A" one)

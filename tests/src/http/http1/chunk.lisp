@@ -3,11 +3,11 @@
 (in-package #:clgrpc.tests.http1)
 
 (defun chunked (body)
-  "A chunked request with BODY as it is sent."
+  "The text of a chunked request with BODY."
   (format nil "POST / HTTP/1.1|Host: a|Transfer-Encoding: chunked||~A" body))
 
 (defun chunks (body &rest arguments)
-  "What follows the head of a chunked request with BODY."
+  "The text after the head of a chunked request with BODY."
   (rest (apply #'said (chunked body) arguments)))
 
 (test chunks-are-put-together

@@ -1,4 +1,4 @@
-;;;; Heads: what is read of good ones, and those that two readers might read differently.
+;;;; Heads: the data of good ones, and heads that two readers might read differently.
 
 (in-package #:clgrpc.tests.http1)
 

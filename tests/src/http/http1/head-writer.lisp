@@ -1,4 +1,4 @@
-;;;; The writer, and that the parser reads what it has written.
+;;;; The writer, whose output the parser must read.
 
 (in-package #:clgrpc.tests.http1)
 
@@ -56,7 +56,7 @@
   (is (equal "0|a: b||" (lines (written #'write-last-chunk '(("a" . "b")))))))
 
 (test heads-in-two-parts
-  "A head that is written more than once is as one that is written anew."
+  "A repeated head that is copied equals one that is written again."
   (flet ((in-parts (status fields body last)
            (map 'string #'code-char (concatenate 'octets (response-head-octets status fields body)
                                                  (last-head-octets last)))))

@@ -1,5 +1,5 @@
-;;;; The parser as a whole: the end of the connection, repeated heads, and octets at random, from
-;;;; which nothing but HTTP1-ERROR may come, the same in whatever portions.
+;;;; The parser as a whole: the end of the connection, repeated heads, and random octets, for which
+;;;; only HTTP1-ERROR may be signalled, the same error for all portions.
 
 (in-package #:clgrpc.tests.http1)
 
@@ -61,8 +61,8 @@
                    :role :client :requests '("HEAD" "GET")))))
 
 (test repeated-heads-in-any-portions
-  "A head that is repeated is read as the first was, with its body, and what only begins as it does
-is another one."
+  "A repeated head is read like the first, with its body; a head that only begins like it is
+different."
   (let ((post '("POST" "/x" (":authority: a" "content-length: 2") 2 t))
         (get '("GET" "/x" (":authority: a") 0 t))
         (other '("GET" "/x" (":authority: a" "b: c") 0 t)))
@@ -88,7 +88,7 @@ is another one."
   "Messages that random ones are made from.")
 
 (defun mutated (octets)
-  "OCTETS with some of them changed, doubled or left out."
+  "OCTETS with some of them changed, doubled or omitted."
   (let ((octets (copy-seq octets)))
     (loop repeat (random 4)
           do (let ((at (random (length octets))))
@@ -105,7 +105,7 @@ is another one."
     octets))
 
 (defun outcome (octets size)
-  "What parsers of both roles say of OCTETS in portions of SIZE."
+  "The results of parsers of both roles for OCTETS in portions of SIZE."
   (loop for role in '(:server :client)
         collect (let ((parser (make-parser role)) (events '()))
                   (expect-response parser "GET")

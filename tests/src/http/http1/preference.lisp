@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.http1)
 
 (defun preferences (field)
-  "What DO-PREFERENCES finds in FIELD: a list of names and weights."
+  "The names and weights that DO-PREFERENCES finds in FIELD, a list."
   (let ((found '()))
     (do-preferences (name parameters weight field) (push (list name weight) found))
     (nreverse found)))
@@ -22,7 +22,7 @@
                "~S" parameters)))
 
 (test elements-of-preferences
-  "Elements without a name are passed over; a field longer than any of a browser is ignored."
+  "Elements without a name are skipped; a field longer than any browser's is ignored."
   (is (equal '() (preferences nil)))
   (is (equal '(("a" 1) ("b" 1/2) ("c" 1))
              (preferences (format nil ", a ,~Cb;q=0.5,,;q=1,c" #\Tab))))

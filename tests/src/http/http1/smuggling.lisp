@@ -1,5 +1,5 @@
 ;;;; Requests by which others have been smuggled, and responses of the same kind. Each is refused,
-;;;; or read as everybody reads it, since the field in question is plainly another one.
+;;;; or read as all readers do, since the field in question clearly has another name.
 ;;;;
 ;;;; The names are those of the techniques in DesyncBox.java of PortSwigger/http-request-smuggler
 ;;;; (commit 1a9af54), which gives them for a message that has both a length and chunks; those of
@@ -78,9 +78,9 @@
     line))
 
 (defun is-not-smuggled (technique line name value other body framing)
-  "A request and a response with LINE, a field NAME of VALUE that TECHNIQUE has changed, and the
-field OTHER, are refused; if LINE is plainly no such field their bodies, of which BODY is the text,
-end where FRAMING says."
+  "Check that a request and a response with the field OTHER and LINE, a field NAME of VALUE that
+TECHNIQUE has changed, are refused; if LINE clearly has another name, their bodies, whose text is
+BODY, end by FRAMING."
   (let ((text (line-for line name value)))
     (loop for (role first) in '((:server "POST / HTTP/1.1|Host: a") (:client "HTTP/1.1 200 OK"))
           for requests = (and (eq :client role) '("GET"))
@@ -93,7 +93,7 @@ end where FRAMING says."
                          "~A: ~S" technique message)))))))
 
 (defun framing-of (message role requests)
-  "Where the body of the first of MESSAGE ends."
+  "The end of the body of the first message in MESSAGE."
   (let ((heads (remove-if-not #'consp (said message :role role :requests requests))))
     (fourth (first heads))))
 

@@ -1,5 +1,5 @@
-;;;; What the files of this suite share: messages as text, where | ends a line, and what a parser
-;;;; says of them, in whatever portions they come.
+;;;; Common code of this suite: messages as text, where | ends a line, and a parser's results for
+;;;; them, in portions of any size.
 
 (in-package #:clgrpc.tests.http1)
 
@@ -23,7 +23,7 @@
        fields))
 
 (defun head-of (message)
-  "What MESSAGE says, as a list."
+  "The data of MESSAGE, as a list."
   (append (if (plusp (message-status message))
               (list (message-status message) (message-reason message))
               (list (message-http-method message) (message-target message)))
@@ -38,8 +38,8 @@
       (list octets)))
 
 (defun map-events (function parser octets)
-  "Call FUNCTION with what PARSER says of OCTETS, one by one: heads as HEAD-OF has them, bodies as
-strings, and :end, or (:end trailers…)."
+  "Call FUNCTION with each of PARSER's events for OCTETS: heads by HEAD-OF, bodies as strings, and
+:end, or (:end trailers…)."
   (loop with at = 0
         for (next event) = (multiple-value-list (parse parser octets at (length octets)))
         while event
@@ -54,13 +54,13 @@ strings, and :end, or (:end trailers…)."
            (setf at next)))
 
 (defun feed (parser octets)
-  "What PARSER says of OCTETS, a list; see MAP-EVENTS."
+  "PARSER's events for OCTETS, a list; see MAP-EVENTS."
   (let ((events '()))
     (map-events (lambda (event) (push event events)) parser octets)
     (nreverse events)))
 
 (defun joined (events)
-  "EVENTS with bodies that follow each other put together."
+  "EVENTS, in which consecutive bodies are joined."
   (loop with joined = '()
         for event in events
         do (if (and (stringp event) (stringp (first joined)))
@@ -69,13 +69,13 @@ strings, and :end, or (:end trailers…)."
         finally (return (nreverse joined))))
 
 (defun said (text &key (role :server) requests size (options '()))
-  "What a parser of ROLE says of TEXT, a message or several, in portions of SIZE octets."
+  "The events of a parser of ROLE for TEXT, a message or several, in portions of SIZE octets."
   (let ((parser (apply #'make-parser role options)))
     (dolist (request requests) (expect-response parser request))
     (joined (loop for portion in (portions (wire text) size) append (feed parser portion)))))
 
 (defun status-of (text &rest arguments)
-  "The status of the error that TEXT is, or nil if it is none; the same in any portions."
+  "The status of the error in TEXT, or nil if there is none; the same in any portions."
   (flet ((status (size)
            (handler-case (progn (apply #'said text :size size arguments) nil)
              (http1-error (error)
@@ -86,6 +86,6 @@ strings, and :end, or (:end trailers…)."
         (is (eql whole (status size)) "~S in portions of ~D" text size)))))
 
 (defmacro is-said (expected text &rest arguments)
-  "TEXT, in whatever portions, is EXPECTED."
+  "Check that TEXT, in any portions, gives EXPECTED."
   `(dolist (size '(nil 1 2 3 5 11))
      (is (equal ,expected (said ,text :size size ,@arguments)) "in portions of ~A" size)))

@@ -15,7 +15,7 @@
     (apply #'concatenate 'octets (reverse parts))))
 
 (test queued-octets-keep-their-order
-  "Whatever the pieces and the windows, what comes out is what went in; the account ends at 0."
+  "Octets leave in the order in which they came, for any pieces and windows; the account ends at 0."
   (with-random (queued-octets-keep-their-order)
     (let* ((*dialogue* (begin-dialogue :server '()))
            (sent (octets-of)) (received (octets-of)))

@@ -25,13 +25,13 @@
     (is (= 64535 (h2::stream-send-window (find-stream 1))))))
 
 (defun outstanding (connection streams)
-  "What the invariant of the connection's window says is the full window."
+  "The full window by the invariant of the connection's window."
   (+ (h2:connection-receive-window connection) (h2::connection-unreturned connection)
      (loop for stream in streams
            sum (- (h2::stream-unconsumed stream) (h2::stream-credited stream)))))
 
 (test credited-windows
-  "What is credited to the connection is given back to it once, before or after the stream's end."
+  "Octets credited to the connection are returned to it once, before or after the stream's end."
   (with-random (credited-windows)
     (let* ((streams '()) (held '())
            (server (connect-end

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.http2)
 
 (test frame-header-round-trip
-  "What is written as a frame header is read again; the reserved bit is dropped."
+  "A written frame header is read again; the reserved bit is dropped."
   (with-random (frame-header-round-trip)
     (let ((octets (make-octets 40)))
       (loop repeat 1000

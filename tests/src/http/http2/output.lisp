@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.http2)
 
 (test answers-are-counted-until-sent
-  "The count begins anew only when the output was empty, not when it was merely lent again."
+  "The count restarts only when the output was empty, not when it was merely lent again."
   (let* ((*dialogue* (begin-dialogue :server '()))
          (counters (h2:connection-counters (connection))))
     (shake-hands)
@@ -17,7 +17,7 @@
       (is (= 1 (count-after '(:ping 3)))))))
 
 (test answers-that-leave-are-counted-no-longer
-  "The output of a busy connection is never empty. An answer that has left it counts no longer, or a
+  "The output of a busy connection is never empty. An answer that has left it must not count, or a
 peer that sends PINGs while it reads a long stream would be cut off."
   (flet ((closed-p (pings left)
            ;; whether PINGS end the connection, of whose output LEFT octets are left after each

@@ -1,6 +1,5 @@
-;;;; Tests of clgrpc.http2; each file mirrors one of src/http/http2/. What can be said as a
-;;;; conversation stands in tests/support/dialogue/; here are the parts by themselves, random
-;;;; sessions and allocation.
+;;;; Tests of clgrpc.http2; each file mirrors one of src/http/http2/. Conversations are in
+;;;; tests/support/dialogue/; here are tests of single parts, random sessions and allocation.
 
 (defpackage #:clgrpc.tests.http2
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)

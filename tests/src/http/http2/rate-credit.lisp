@@ -3,8 +3,8 @@
 (in-package #:clgrpc.tests.http2)
 
 (defun calls-and-resets (count served)
-  "CALMED-BY for COUNT pairs of calls, of which the first gets an answer, a good one if SERVED, and
-the second is cancelled."
+  "CALMED-BY for COUNT pairs of calls: the first gets an answer, a good one if SERVED, and the
+second is cancelled."
   (let ((*dialogue* (charged-server :max-reset-burst 20)))
     (shake-hands)
     (loop for i from 1 to count
@@ -17,15 +17,14 @@ the second is cancelled."
              (when (h2:connection-closed-p (connection)) (return i)))))
 
 (test cancelling-clients-are-borne
-  "Every second call is cancelled, for as long as the client likes, if the others are worth an
-answer."
+  "Every second call may be cancelled, for any time, if the others get good answers."
   (is (null (calls-and-resets 2000 t))))
 
 (test calls-that-are-not-served-pay-for-no-resets
   (is (= 21 (calls-and-resets 2000 nil))))
 
 (test earned-resets-are-not-kept-for-ever
-  "Of those that a hundred calls have earned, as many as the burst are left, and the burst itself."
+  "Of those earned by a hundred calls, as many as the burst remain, and the burst itself."
   (let ((*dialogue* (charged-server :max-reset-burst 20)))
     (shake-hands)
     (dotimes (i 100) (h2:note-call-served (connection)))

@@ -5,7 +5,7 @@
 (defun second-ns (seconds) (round (* seconds 1000000000)))
 
 (test rate-limits-come-back
-  "A burst at once is allowed, one more is not; a second later as many as come back in a second."
+  "A burst at once is allowed, one more is not; a second later a second's share is."
   (let ((due 0))
     (flet ((charged (count at)
              "How many of COUNT events AT a time, in seconds, are within the limit."
@@ -23,8 +23,8 @@
   (begin-dialogue :server options))
 
 (defun calmed-by (count &rest frames)
-  "After how many of COUNT times FRAMES, functions of the stream's identifier, the connection ends
-with ENHANCE_YOUR_CALM; nil if it does not."
+  "After how many of COUNT calls of FRAMES, functions of the stream's identifier, the connection
+ends with ENHANCE_YOUR_CALM; nil if it does not."
   (loop for i from 1 to count
         for id = (1- (* 2 i))
         do (apply #'hears (mapcar (lambda (frame) (funcall frame id)) frames))
@@ -39,8 +39,8 @@ with ENHANCE_YOUR_CALM; nil if it does not."
     (is (= 21 (calmed-by 100 #'header-frame (lambda (id) `(:rst-stream ,id :cancel)))))))
 
 (test late-frames-end-the-connection
-  "Frames without content on streams that have ended: each stream is good for some, since their
-sender may not know yet."
+  "Frames without content on streams that have ended: each stream allows some, since their sender
+may not know yet."
   (flet ((calmed-on-reset (frame)
            (let ((*dialogue* (charged-server :max-idle-frame-burst 20)))
              (shake-hands)
@@ -60,7 +60,7 @@ sender may not know yet."
         "content that was on its way")))
 
 (test provoked-resets-count-as-well
-  "Frames that make us reset: malformed requests, and WINDOW_UPDATE of 0."
+  "Frames that make us reset streams: malformed requests, and WINDOW_UPDATE of 0."
   (dolist (frame (list (lambda (id) `(:window-update ,id 0))
                        (lambda (id) `(:priority ,id ,id))))
     (let ((*dialogue* (charged-server :max-reset-burst 20)))
@@ -68,7 +68,7 @@ sender may not know yet."
       (is (= 21 (calmed-by 100 #'header-frame frame))))))
 
 (test goaways-and-interim-responses-are-charged
-  "A server's GOAWAYs, whatever they say, and 1xx responses after the first of a stream."
+  "A server's GOAWAYs, whatever their contents, and 1xx responses after the first of a stream."
   (flet ((calmed (frame)
            (let ((*dialogue* (begin-dialogue :client '(:max-idle-frame-burst 20))))
              (shake-hands)
@@ -104,8 +104,8 @@ sender may not know yet."
     (is (<= 18 (or (calmed-by 100 (constantly '(:ping 7))) 0) 22) "a server's PINGs")))
 
 (defun pings-borne (times &rest options)
-  "Of PINGs at TIMES, in seconds, which the peer sends while it has a call if OPTIONS begin with
-true, how many come before the connection ends with too_many_pings; nil if it does not."
+  "How many PINGs come, at TIMES in seconds, before the connection ends with too_many_pings; nil if
+it does not. The peer has a call meanwhile if OPTIONS begin with true."
   (let ((*dialogue* (apply #'charged-server (rest options))))
     (shake-hands)
     (when (first options) (hears (header-frame 1)))
@@ -134,7 +134,7 @@ true, how many come before the connection ends with too_many_pings; nil if it do
     (is (null (calmed-by 1000 #'header-frame (constantly '(:ping 7)))))))
 
 (test pings-between-data-are-borne
-  "A client that measures bandwidth sends a PING for DATA it takes, with the window for all of it."
+  "A client that measures bandwidth sends a PING for its DATA, with the window for all of it."
   (let ((*dialogue* (charged-server :max-ping-strikes 0)))
     (shake-hands)
     (hears (header-frame 1))

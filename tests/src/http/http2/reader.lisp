@@ -1,10 +1,10 @@
-;;;; See src/http/http2/reader.lisp; what each frame does is in tests/support/dialogue/, bad input
-;;;; in tests/whole/fuzz/http2.lisp.
+;;;; See src/http/http2/reader.lisp; the effect of each frame is in tests/support/dialogue/, bad
+;;;; input in tests/whole/fuzz/http2.lisp.
 
 (in-package #:clgrpc.tests.http2)
 
 (defun session-octets ()
-  "A session that is right, as a client sends it."
+  "A valid session, as a client sends it."
   (concatenate 'octets *preface*
     (frames-octets (make-peer)
                    '((:settings (:initial-window-size 70000) (:max-frame-size 20000))
@@ -16,7 +16,7 @@
                      (:headers 7 :post) (:data 7 "" :end-stream) (:goaway 0 :no-error)))))
 
 (defun events-of (octets cuts)
-  "What a server's sink is told of OCTETS that arrive in pieces ending at CUTS, and what it sends."
+  "A server's events for OCTETS that arrive in pieces ending at CUTS, and the server's output."
   (let ((*dialogue* (begin-dialogue :server '()))
         (start 0))
     (dolist (cut (append cuts (list (length octets))))
@@ -25,7 +25,7 @@
     (values (clgrpc.tests.dialogue:dialogue-events *dialogue*) (flush))))
 
 (test what-a-peer-speaks-that-is-not-http2
-  "The error names HTTP/1.1 and TLS; of anything else it says what was expected."
+  "The error names HTTP/1.1 and TLS; for anything else it names the expected octets."
   (flet ((complaint (role octets)
            (let ((end (connect-end role)))
              (give end octets)
@@ -48,7 +48,7 @@
     (is (null (h2::foreign-protocol (ascii-octets "GET / HTTP/1.1") 3 14)))))
 
 (test cuts-make-no-difference
-  "A session means the same wherever its octets are cut."
+  "A session has the same effect wherever its octets are cut."
   (with-random (cuts-make-no-difference)
     (let* ((octets (session-octets))
            (whole (events-of octets '())))
@@ -59,7 +59,7 @@
                                                   #'<))))))))
 
 (test octets-elsewhere
-  "A session may begin anywhere in the octets that are given, and what follows is not looked at."
+  "A session may begin anywhere in the given octets, and the octets after it are not examined."
   (let* ((session (session-octets))
          (octets (concatenate 'octets (octets-of 1 2 3) session (octets-of 0 0 1)))
          (end (connect-end :server)))
@@ -127,8 +127,8 @@ and some frames exceed that or a window, or are not allowed at all."
             (push event merged))))))
 
 (test frames-that-join-mean-what-they-mean-alone
-  "Random DATA is delivered and answered in the same way in one read, in which short frames join, in
-any reads, and if each frame comes alone, also before a frame that is refused."
+  "Random DATA is delivered and answered alike in one read, in which short frames join, in any
+reads, and one frame at a time, also before a frame that is refused."
   (with-random (frames-that-join-mean-what-they-mean-alone)
     (let ((clgrpc.tests.dialogue::*most-shown* 100000))
       (loop repeat 100
@@ -149,8 +149,8 @@ any reads, and if each frame comes alone, also before a frame that is refused."
                                                       #'<)))))))))))
 
 (test frames-by-and-by
-  "A session means the same if it is taken a few frames at a time; the position is that of a frame,
-and the second value says whether there may be another."
+  "A session has the same effect if a few frames are taken at a time; the position is that of a
+frame, and the second value is true if there may be another."
   (let* ((octets (session-octets))
          (whole (events-of octets '())))
     (dolist (frames '(1 2 7))

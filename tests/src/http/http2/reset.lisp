@@ -15,7 +15,7 @@
     (is (= h2::+idle+ (h2::absent-state connection 2)))))
 
 (test a-stream-reset-before-its-headers-leaves-no-gap
-  "The peer has never heard of it, so the next one has its identifier, and nothing is sent."
+  "The peer does not know it, so the next stream has its identifier, and nothing is sent."
   (let* ((end (connect-end :client)) (connection (end-connection end)))
     (take-output end)
     (let ((stream (h2:open-stream connection)))

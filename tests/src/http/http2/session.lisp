@@ -1,6 +1,5 @@
-;;;; Random sessions of our client with our server: whatever the windows, the sizes, the order of
-;;;; things and the cuts in the octets, every message arrives whole and every window is whole at the
-;;;; end.
+;;;; Random sessions of our client with our server: for any windows, sizes, order of events and cuts
+;;;; in the octets, every message arrives whole and every window is full at the end.
 
 (in-package #:clgrpc.tests.http2)
 
@@ -16,7 +15,7 @@
   (apply #'concatenate 'octets (reverse (call-received call))))
 
 (defun note-data (stream octets start end end-p)
-  "The owner's side of ON-DATA: keep, and give back at random times."
+  "The owner's side of ON-DATA: keep the octets, and give credit at random times."
   (let ((call (h2:stream-user stream)))
     (push (subseq-octets octets start end) (call-received call))
     (incf (call-unread call) (- end start))
@@ -63,14 +62,14 @@
     :on-trailers (fn (stream _list) (setf (call-ended (h2:stream-user stream)) t))))
 
 (defun exchange-some (from to leftovers)
-  "Carry what FROM says to TO, cut at a random place, what is left over first. Return the rest."
+  "Carry octets from FROM to TO, cut at a random place, those left over first. Return the rest."
   (let* ((octets (concatenate 'octets leftovers (take-output from)))
          (cut (random (1+ (length octets))))
          (taken (give to (subseq octets 0 cut))))
     (subseq octets taken)))
 
 (defun run-session (client server)
-  "Some calls at a time until all have ended; return them."
+  "Run some calls at a time until all have ended; return them."
   (let ((calls '()) (open '()) (to-server (octets-of)) (to-client (octets-of)))
     (loop for turn from 0
           until (and (> turn 40) (every #'call-ended calls))
@@ -103,7 +102,7 @@
        (+ (h2:connection-receive-window connection) (h2::connection-unreturned connection)))))
 
 (test random-sessions
-  "Every octet arrives, and at the end nothing is owed."
+  "Every octet arrives, and at the end all windows are full."
   (with-random (random-sessions)
     (loop repeat 5
           do (let* ((client (make-recording-client))

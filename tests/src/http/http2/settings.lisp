@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.http2)
 
 (test our-settings
-  "Only what differs from the defaults of RFC 9113 section 6.5.2 is sent, and always the limits."
+  "Those that differ from the defaults of RFC 9113 section 6.5.2 are sent, and always the limits."
   (flet ((settings (role &rest options)
            (h2::our-settings (end-connection (connect-end role :options options)))))
     (is (equal '((3 . 1000) (6 . 16384) (4 . 2621440)) (settings :server)))

@@ -1,10 +1,9 @@
-;;;; See src/http/http2/stream-state.lisp; what each row means is said in
-;;;; tests/support/dialogue/state.lisp.
+;;;; See src/http/http2/stream-state.lisp; tests/support/dialogue/state.lisp shows each row.
 
 (in-package #:clgrpc.tests.http2)
 
 (test state-table-is-complete
-  "Every state has every input once, and the compiled table says what the rows say."
+  "Every state has every input once, and the compiled table equals the rows."
   (let ((rows (h2::state-rows)))
     (is (equal h2::*states* (mapcar #'first rows)))
     (loop for (state . cells) in rows

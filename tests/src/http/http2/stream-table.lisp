@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.http2)
 
 (test table-grows-and-shrinks
-  "Streams are found whatever was added and removed around them."
+  "Streams are found, whatever is added and removed around them."
   (with-random (table-grows-and-shrinks)
     (let* ((end (connect-end :server))
            (connection (end-connection end))
@@ -29,8 +29,7 @@
                        while stream count t)))
 
 (test chosen-identifiers-share-no-chain
-  "A client chooses the identifiers of its streams, but not which of them are looked through to find
-one of them."
+  "A client chooses the identifiers of its streams, but not the chains in which they are searched."
   (dolist (step '(2 4 64 2048 4096 65536 1000000))
     (let ((connection (end-connection (connect-end :server))))
       (loop for i below 1000
@@ -81,7 +80,7 @@ one of them."
         (is (null (pooled)))))))
 
 (test streams-are-used-again
-  "Only a stream that is closed and was released is used again, whichever came first."
+  "Only a stream that was both closed and released is used again, in either order."
   (let ((*dialogue* (begin-dialogue :client '())))
     (shake-hands)
     (flet ((call (release-early release-late)
@@ -97,7 +96,7 @@ one of them."
         (is (eq early (call nil nil)))))))
 
 (test a-waiting-stream-that-is-reset-is-used-again
-  "A stream that is reset while it is among the writers is not one of them any more."
+  "A stream that is reset while it is among the writers leaves them."
   (let ((*dialogue* (begin-dialogue :server '())))
     (shake-hands)
     (hears '(:headers 1 :get :end-stream) '(:headers 3 :get :end-stream))
@@ -124,7 +123,7 @@ one of them."
         collect (h2:stream-id stream)))
 
 (test streams-that-are-reset-are-not-kept
-  "A stream that ends while those before it wait for the connection's window is kept no longer."
+  "A stream that ends while earlier ones wait for the connection's window is not kept."
   (let ((*dialogue* (begin-dialogue :server '())) (octets (make-octets 70000)))
     (shake-hands)
     (loop for id from 1 to 199 by 2
@@ -143,8 +142,8 @@ one of them."
     (is (null (writers (connection))))))
 
 (test streams-are-looked-at-only-while-they-are-the-connections
-  "A function that looks at the streams of a connection ends another of them, whose structure is
-used again for another connection: it does not get that."
+  "A function that visits the streams of a connection ends another one, whose structure another
+connection uses again: the function does not get that."
   (let* ((pool (h2:make-pool)) (peer (make-peer)) (buffer (make-buffer)) (begun nil) first second
          (options (make-options))
          (sink (h2:make-sink

@@ -1,5 +1,5 @@
-;;;; What the files of this suite share: connections with a given sink and their own output, and
-;;;; messages sent the way the layer above does.
+;;;; Common code of this suite: connections with a given sink and their own output, and messages
+;;;; sent as the layer above sends them.
 
 (in-package #:clgrpc.tests.http2)
 
@@ -11,7 +11,7 @@
   buffer)
 
 (defun connect-end (role &rest sink)
-  "An END in ROLE with the functions SINK, started at time 0. :OPTIONS among them are its options."
+  "An END in ROLE with the functions SINK, started at time 0. :OPTIONS in SINK are its options."
   (let* ((buffer (make-buffer))
          (options (apply #'make-options (getf sink :options)))
          (functions (loop for (name value) on sink by #'cddr
@@ -33,11 +33,11 @@
       (clear-buffer buffer))))
 
 (defun give (end octets)
-  "Give OCTETS to END; return how many it took."
+  "Give OCTETS to END; return how many it has consumed."
   (h2:receive-octets (end-connection end) octets 0 (length octets) 0))
 
 (defun pump (a b)
-  "Let the ends A and B talk until both are silent."
+  "Carry octets between the ends A and B until both are silent."
   (loop for from-a = (take-output a)
         for from-b = (take-output b)
         until (and (zerop (length from-a)) (zerop (length from-b)))

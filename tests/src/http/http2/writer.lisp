@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.http2)
 
 (test blocks-of-any-size
-  "A header block split at the peer's largest frame is read again as it was."
+  "A header block split at the peer's largest frame is read unchanged."
   (with-random (blocks-of-any-size)
     (loop repeat 50
           do (let* ((*dialogue* (begin-dialogue :client '()))
@@ -24,8 +24,8 @@
                                   (butlast sizes))))))))))
 
 (test data-in-place
-  "BEGIN-DATA names exactly the octets that END-DATA sends, also when the buffer has to grow, and
-when they belong to the frame before them."
+  "BEGIN-DATA returns exactly the octets that END-DATA sends, even if the buffer must grow, and if
+they belong to the frame before them."
   (let ((*dialogue* (begin-dialogue :server '())))
     (shake-hands)
     (hears '(:headers 1 :get :end-stream))
