@@ -3,8 +3,8 @@
 (in-package #:clgrpc.tests.program)
 
 (test clients-are-asked-for-certificates-if-roots-are-given
-  "Whichever certificate of the server they get; else they need none. A key or roots alone are
-refused."
+  "This holds for each certificate of the server; without roots clients need none. A key or roots
+alone are refused."
   (flet ((file (name) (support:certificate-file name))
          (status (address &rest own)
            (grpc:with-channel (channel address

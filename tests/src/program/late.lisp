@@ -1,4 +1,4 @@
-;;;; A program whose end takes longer than it may; run by the tests.
+;;;; A program whose end takes too long; run by the tests.
 
 (asdf:load-system "clgrpc")
 (setf clgrpc:*log-function* (clgrpc:log-writer :level :info))

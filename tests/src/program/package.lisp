@@ -27,7 +27,7 @@
     (script-arguments "greeter.lisp" "--listen" "127.0.0.1:0" ,@arguments)))
 
 (defun last-lines (program)
-  "What PROGRAM still prints until it ends, as one text."
+  "The text that PROGRAM prints until it ends."
   (format nil "~{~A~%~}" (loop for line = (support:program-line program) while line collect line)))
 
 (defun greet (channel name &key (timeout 10))

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.program)
 
 (test names-of-functions-are-one-line-each
-  "Of any form, however long it is."
+  "This holds for names of any form and length."
   (flet ((long (name) (intern (make-string 60 :initial-element name) '#:clgrpc.tests.program)))
     (loop for (name label)
             in `((car "car") ("a text" "\"a text\"") ("two

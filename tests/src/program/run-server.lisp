@@ -1,15 +1,15 @@
-;;;; RUN-SERVER: processes, what they print, and with which code they end.
+;;;; RUN-SERVER: processes, their output, and their exit codes.
 
 (in-package #:clgrpc.tests.program)
 
 (defun main-thread-waits-p (program)
-  "True if the main thread of PROGRAM computes nothing, be it for want of a processor."
+  "True if the main thread of PROGRAM computes nothing, perhaps because it gets no processor."
   (let ((text (uiop:read-file-string (format nil "/proc/~D/stat" (support:program-pid program)))))
     (char= #\S (char text (+ 2 (position #\) text :from-end t))))))
 
 (test a-program-ends-with-zero
-  "SIGTERM and SIGINT: the drain and the end are logged, what the streams hold is written, cleanup
-forms and exit hooks run."
+  "SIGTERM and SIGINT: the drain and the end are logged, buffered output is written, cleanup forms
+and exit hooks run."
   (dolist (signal (list sb-unix:sigterm sb-unix:sigint))
     (with-greeter (program address)
       ;; until then it may be about to forget what its stream of standard output held, and with it
@@ -25,7 +25,7 @@ forms and exit hooks run."
           (is (search expected text) "~A is not in ~A" expected text))))))
 
 (test threads-of-a-program-can-be-interrupted
-  "SBCL does that by a signal, for WITH-TIMEOUT and SLIME's C-c C-c, which a program leaves to it."
+  "SBCL uses a signal for WITH-TIMEOUT and SLIME's C-c C-c, which a program leaves to it."
   (with-greeter (program address)
     (grpc:with-channel (channel address)
       (is (string= "Hello, in time!" (greet channel "in time" :timeout 90))))
@@ -34,7 +34,7 @@ forms and exit hooks run."
     (is (= 0 (support:program-exit-code program)))))
 
 (test origins-without-web
-  "A program that names its protocols itself may be asked for origins all the same."
+  "A program that sets its protocols itself accepts origins on its command line nevertheless."
   (is (equal '("https://app.example")
              (getf (program::server-arguments '(:listen ("127.0.0.1:0")
                                                 :origins ("https://app.example"))
@@ -91,8 +91,8 @@ forms and exit hooks run."
     (is (search "the end took too long" (format nil "~{~A~%~}" lines)))))
 
 (test an-end-waits-for-no-reader-that-has-stopped
-  "The standard error is a pipe that is full and is not read, as that of a pager which waits for a
-key: SIGTERM ends the program all the same."
+  "The standard error is a full pipe that is not read, like that of a pager that waits for a key:
+SIGTERM ends the program nevertheless."
   (let ((process (sb-ext:run-program sb-ext:*runtime-pathname*
                                      (script-arguments "greeter.lisp" "--listen" "127.0.0.1:0"
                                                        "--access-log")
@@ -126,7 +126,7 @@ key: SIGTERM ends the program all the same."
       (is (search "\"event\":\"call\"" (last-lines program))))))
 
 (test keywords-are-defaults-of-flags
-  "The program says 1,000 octets; a flag goes before it."
+  "The program sets 1,000 octets; a flag has priority."
   (flet ((longest (&rest arguments)
            (let ((program-arguments (apply #'script-arguments "greeter.lisp"
                                            "--listen" "127.0.0.1:0" arguments)))
@@ -140,7 +140,7 @@ key: SIGTERM ends the program all the same."
     (is (= 2008 (longest "--max-receive-octets" "5000")))))
 
 (test the-whole-command-line-is-taken
-  "SB-EXT:*POSIX-ARGV* may be given as it is; another list has no program's name."
+  "SB-EXT:*POSIX-ARGV* may be given unchanged; another list has no program's name."
   (flet ((code (argv arguments)
            (let* ((sb-ext:*posix-argv* argv)
                   (*standard-output* (make-broadcast-stream))

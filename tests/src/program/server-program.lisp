@@ -1,9 +1,9 @@
-;;;; Parts of what a command line asks of a server.
+;;;; Some settings of a server by the command line.
 
 (in-package #:clgrpc.tests.program)
 
 (test the-environment-filters-a-binary-log
-  "GRPC_BINARY_LOG_FILTER says which calls are in it; a wrong one is refused."
+  "GRPC_BINARY_LOG_FILTER selects the calls in it; a wrong one is refused."
   (uiop:with-temporary-file (:pathname file)
     (flet ((filter (text)
              (let ((before (sb-posix:getenv "GRPC_BINARY_LOG_FILTER")))

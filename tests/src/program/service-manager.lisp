@@ -1,10 +1,10 @@
-;;;; What a service manager hears of a program, and what SIGHUP does.
+;;;; The notifications of a program to a service manager, and the effect of SIGHUP.
 
 (in-package #:clgrpc.tests.program)
 
 (defmacro with-managed-greeter ((program address next abstract &rest arguments) &body body)
-  "Run BODY while greeter.lisp, told of a service manager, runs with ARGUMENTS; NEXT waits for the
-lines of what that hears next."
+  "Run BODY while greeter.lisp runs with ARGUMENTS under a service manager; NEXT waits for the lines
+of the manager's next notification."
   `(support:call-with-service-manager
     ,abstract
     (lambda (path next)
@@ -23,7 +23,7 @@ lines of what that hears next."
   (is (member line lines :test #'string=) "~S is not in ~S" line lines))
 
 (test a-service-manager-hears-of-a-program
-  "When it serves, at an end that may take as long as its drain, and of SIGHUP in between."
+  "That it serves, of an end that may take as long as its drain, and of SIGHUP in between."
   (dolist (abstract '(nil t))
     (with-managed-greeter (program address next abstract "--limits" "drain-seconds=30")
       (let ((lines (next)))
@@ -66,7 +66,7 @@ lines of what that hears next."
             (script-arguments "greeter.lisp" "--listen" "127.0.0.1:0")))))
 
 (test sighup-reloads-what-there-is
-  "Certificates and the program's own function, whose error stops nothing."
+  "Certificates, and the program's own function, an error in which stops nothing."
   (uiop:with-temporary-file (:pathname certificate)
     (uiop:with-temporary-file (:pathname key)
       (flet ((install (name) (support:install-certificate name certificate key))
@@ -111,8 +111,8 @@ lines of what that hears next."
                                  (lambda () (apply function arguments)))))
 
 (defun call-with-reloader (function)
-  "Call FUNCTION with an ENDING, a reloader of that, and two semaphores: one that its reloads
-signal, one for which they then wait."
+  "Call FUNCTION with an ENDING, a reloader of it, and two semaphores: reloads signal the first, and
+then wait for the second."
   (let ((begun (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore))
         (server (grpc:start-server (make-instance 'grpc:health-service) :listen "127.0.0.1:0")))
     (unwind-protect
@@ -131,7 +131,7 @@ signal, one for which they then wait."
   (sb-thread:wait-on-semaphore semaphore :timeout 60))
 
 (test errors-in-a-reload-are-logged
-  "The other functions are called all the same."
+  "The other functions are called nevertheless."
   (let ((called nil))
     (with-logged (events)
       (with-replaced (('program::tell-serving #'list))
@@ -143,7 +143,7 @@ signal, one for which they then wait."
                  (mapcar (lambda (event) (subseq event 0 2)) (events)))))))
 
 (test many-hang-ups-are-one-more-reload
-  "While one is under way; and what comes after the last is not lost."
+  "While one is under way; and a signal after the last is not lost."
   (call-with-reloader
    (fn (_ending reloader begun go-on)
      (dotimes (round 2)
@@ -161,8 +161,8 @@ signal, one for which they then wait."
        (is (zerop (sb-thread:semaphore-count begun)))))))
 
 (test no-reload-once-the-end-has-begun
-  "Neither one that was wanted before nor by a later signal, and a service manager that knows of the
-end does not hear that the program is ready."
+  "No reload begins, whether it was requested before or by a later signal, and a service manager
+that knows of the end is not told that the program is ready."
   (let ((lines '()))
     (with-replaced (('program::tell-manager
                      (fn (_function &rest more) (push (first more) lines))))
@@ -181,7 +181,7 @@ end does not hear that the program is ready."
          (is (equal '("RELOADING=1") (on-its-loop ending (lambda () lines)))))))))
 
 (test a-reload-that-cannot-begin-is-no-last-one
-  "Where a thread for it cannot be made, the next signal reloads."
+  "If no thread can be made for it, the next signal reloads."
   (let ((left 1))
     (with-replaced (('program::start-reload
                      (lambda (function reloader)
@@ -206,8 +206,8 @@ end does not hear that the program is ready."
          (is (eq :idle (program::reloader-state reloader))))))))
 
 (test sighup-without-anything-to-reload
-  "Ends the process, as a terminal that is closed wants. What has started the tests may ignore the
-signal, and a program of theirs would inherit that."
+  "It ends the process, as a closed terminal requires. The process that has started the tests may
+ignore the signal, and a program of theirs would inherit that."
   (support:call-with-program
    (lambda (program)
      (support:server-address program)

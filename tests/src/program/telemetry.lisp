@@ -13,7 +13,7 @@
         do (is (equal lines (program::telemetry-lines sample collector)) "~S ~S" sample collector)))
 
 (test the-share-of-recorded-traces-is-as-asked
-  "All with a collector alone, none without either; without a collector one span waits."
+  "All with only a collector, none with neither; without a collector one span waits."
   (flet ((recorded (sample collector)
            (let ((tracing (program::make-tracing-as-asked sample collector)))
              (and tracing

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.rpc)
 
 (test stages-are-told-if-they-were-long
-  "From half a millisecond on, without the sum of all and the time that is left."
+  "From half a millisecond on a stage is shown, without the sum of all and the remaining time."
   (flet ((text (&rest plist)
            (with-output-to-string (stream) (rpc::write-spans stream plist))))
     (is (string= "" (text)))

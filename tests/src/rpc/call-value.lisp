@@ -1,4 +1,4 @@
-;;;; Values on a call, whatever carries it.
+;;;; Values on a call, by any transport.
 
 (in-package #:clgrpc.tests.rpc)
 

@@ -5,7 +5,7 @@
 (defstruct (test-call (:include rpc:call)))
 
 (defun new-call (&rest operations)
-  "A call on a transport of which only OPERATIONS, a plist, exist besides those that all need."
+  "A call on a transport with only OPERATIONS, a plist, in addition to the essential ones."
   (flet ((nothing (&rest arguments) (declare (ignore arguments)) nil))
     (make-test-call :operations (apply #'rpc::make-operations
                                        (append operations
@@ -16,7 +16,7 @@
                                                              (funcall function))))))))
 
 (test queue-of-messages
-  "First in, first out, whole; charged for while they wait."
+  "Messages leave in their order, whole; they are charged while they wait."
   (let ((call (new-call)))
     (is (null (rpc:pop-incoming call)))
     (loop for i below 10 do (rpc:push-incoming call i 100))
@@ -27,8 +27,8 @@
     (is (zerop (rpc:queued-octets call)))))
 
 (test queue-between-threads
-  "Nothing is lost or doubled between one that pushes and one that receives, which sleeps now and
-then."
+  "Nothing is lost or doubled between a thread that pushes and one that receives, which sleeps now
+and then."
   (let* ((call (new-call))
          (receiver (in-thread (loop for item = (rpc:receive call) while item collect item))))
     (loop for i from 1 to 20000
@@ -39,7 +39,7 @@ then."
                (sb-thread:join-thread receiver :timeout 20 :default :hangs)))))
 
 (test end-of-a-call
-  "It happens once; what a peer ended is read to its end first, what was cut short is not."
+  "It happens once; messages that came before a peer's end are read, after an abort they are not."
   (let ((call (new-call)))
     (rpc:push-incoming call :first 1)
     (is-true (rpc:end-call call :aborted :message "why"))
@@ -57,7 +57,7 @@ then."
     (is-true (rpc:cancelled-p call))))
 
 (test half-closed
-  "After the last message RECEIVE gives nil, as often as one asks."
+  "After the last message RECEIVE returns nil, however often it is called."
   (let ((call (new-call)))
     (rpc:push-incoming call :last 1)
     (setf (rpc::call-half-closed call) t)
@@ -66,7 +66,7 @@ then."
     (is (null (rpc:receive call)))))
 
 (test waiting
-  "A waiter wakes for what it waits for and for the end; many may wait at once."
+  "A waiter wakes for its event and for the end; many may wait at once."
   (dolist (end '(nil t))
     (let* ((call (new-call))
            (flag nil)

@@ -1,9 +1,9 @@
-;;;; Which callback of a call is due, and how often.
+;;;; The callback of a call that is due, and how often it is called.
 
 (in-package #:clgrpc.tests.rpc)
 
 (defun due (call)
-  "What the callback of CALL that is due returns, or nil."
+  "The value of CALL's callback that is due, or nil."
   (let ((function (rpc:due-callback call (rpc::ensure-callbacks call) t)))
     (and function (funcall function))))
 

@@ -1,4 +1,4 @@
-;;;; What may be a list of interceptors. How they are called is tested where calls are.
+;;;; Valid lists of interceptors. The tests of calls show how interceptors are called.
 
 (in-package #:clgrpc.tests.rpc)
 

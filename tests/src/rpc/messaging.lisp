@@ -1,9 +1,9 @@
-;;;; What users do with a call, on one without a transport (call.lisp), and what is misuse.
+;;;; The user's operations on a call without a transport (call.lisp), and misuse.
 
 (in-package #:clgrpc.tests.rpc)
 
 (test leaving-messages
-  "DO-MESSAGES leaves a call only if it is left early; its result form comes at the end."
+  "DO-MESSAGES cancels a call only if it is left early; its result form is evaluated at the end."
   (let* ((left 0)
          (call (new-call :leave (lambda (call) (declare (ignore call)) (incf left)))))
     (dolist (item '(1 2 3)) (rpc:push-incoming call item 1))
@@ -18,7 +18,7 @@
     (is (= 2 left))))
 
 (test an-answer-is-not-a-call
-  "Who takes the reply of a unary stub for a call reads that the call is the second value."
+  "If a unary stub's reply is used as a call, the error says that the call is the second value."
   (flet ((complaint (function)
            (handler-case (progn (funcall function) nil)
              (misuse (error) (princ-to-string error)))))
@@ -31,7 +31,7 @@
       (is (search "call as second value" complaint)))))
 
 (test arguments-are-checked-before-the-call-is-touched
-  "Another object in place of a call or a callback is MISUSE that names the function's arguments."
+  "Another object in place of a call or callback is MISUSE, which names the arguments."
   (flet ((complaint (function &rest arguments)
            (handler-case (progn (apply function arguments) "")
              (misuse (error) (princ-to-string error)))))

@@ -1,4 +1,4 @@
-;;;; Observers by themselves: what may be given, who is told, what an error in one does.
+;;;; Observers alone: valid arguments, the observers that are called, the effect of an error in one.
 
 (in-package #:clgrpc.tests.rpc)
 

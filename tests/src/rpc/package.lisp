@@ -1,4 +1,4 @@
-;;;; The tests of what a call is on any transport: of the folders status, encoding, method,
+;;;; The tests of calls on any transport: of the folders status, encoding, method,
 ;;;; credentials, rpc, attempt, calling and serving, which have a suite each.
 
 (defpackage #:clgrpc.tests.rpc
@@ -15,8 +15,8 @@
 (def-suite :clgrpc.status :description "Statuses, metadata and time-outs.")
 (def-suite :clgrpc.encoding :description "Compressions and codecs.")
 (def-suite :clgrpc.method :description "Methods and services.")
-(def-suite :clgrpc.rpc :description "What both ends of a call share.")
+(def-suite :clgrpc.rpc :description "The common code of both ends of a call.")
 (def-suite :clgrpc.credentials :description "Call credentials.")
 (def-suite :clgrpc.attempt :description "Retries, hedging, the view of an attempt.")
-(def-suite :clgrpc.calling :description "What channels of all transports share.")
-(def-suite :clgrpc.serving :description "What servers of all transports share.")
+(def-suite :clgrpc.calling :description "The common code of channels of all transports.")
+(def-suite :clgrpc.serving :description "The common code of servers of all transports.")

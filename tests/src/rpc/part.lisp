@@ -1,4 +1,4 @@
-;;;; The parts of a call: made when they are needed, and once, whoever asks first.
+;;;; The parts of a call: made when they are needed, and once, whichever thread is first.
 
 (in-package #:clgrpc.tests.rpc)
 
@@ -16,7 +16,7 @@
       (is (null (rpc::call-own-options call))))))
 
 (test parts-are-made-once
-  "Threads that need a part of one call at the same time get the same."
+  "Threads that need a part of one call at the same time get the same part."
   (loop repeat 200
         do (let* ((call (new-call))
                   (go (sb-thread:make-semaphore))

@@ -1,9 +1,9 @@
-;;;; The contract of transports: what is checked when an end is declared, and what is not carried.
+;;;; The contract of transports: the checks when an end is declared, and operations that it lacks.
 
 (in-package #:clgrpc.tests.rpc)
 
 (defun essential-operations (end)
-  "A plist of the operations that an END must give, since they have no default."
+  "A plist of the operations that an END must have, since they have no default."
   (loop for row in rpc::*contract*
         for key = (intern (string (rpc::contract-row-name row)) '#:keyword)
         unless (or (rpc::contract-row-default row)
@@ -11,8 +11,8 @@
           append (list key '#'list)))
 
 (defun end-with (end &rest operations)
-  "Expand the declaration of an END with all operations that have no default but as OPERATIONS say:
-those that they give nil are left out."
+  "Expand the declaration of an END with all operations without a default, changed by OPERATIONS: an
+operation that is nil there is omitted."
   (let ((given (essential-operations end)))
     (loop for (key function) on operations by #'cddr
           do (if function
@@ -39,7 +39,8 @@ those that they give nil are left out."
                (eval `(rpc:define-transport-end ,end (:client :like ,name) ,@own))
                (funcall (rpc::operations-peer (symbol-value end)) nil))))
       (is (equal "shared" (peer)))
-      (is (equal "own" (peer :peer '(constantly "own"))) "What an end itself gives comes first."))))
+      (is (equal "own" (peer :peer '(constantly "own"))) "Operations that an end declares itself
+have priority."))))
 
 (test operations-take-what-the-contract-says
   (flet ((checked (&rest operations)

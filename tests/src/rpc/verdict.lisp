@@ -1,4 +1,4 @@
-;;;; Why calls end, and the rules that lead there.
+;;;; The reasons for the end of calls, and the rules for them.
 
 (in-package #:clgrpc.tests.rpc)
 
@@ -17,14 +17,14 @@
                                                       :test #'string=)))))
 
 (defun sources-but (name)
-  "The texts of the files that calls may end in, but for the one called NAME."
+  "The texts of the files that may end calls, except the one called NAME."
   (loop for folder in '("rpc" "attempt" "calling" "wire" "client" "server" "inproc")
         append (loop for path in (support:system-sources (format nil "clgrpc/~A" folder))
                      unless (string= name (pathname-name path))
                        collect (uiop:read-file-string path :external-format :utf-8))))
 
 (test verdicts-are-written-once
-  "Their texts stand nowhere else, and each is in use."
+  "Their texts occur nowhere else, and each is in use."
   (let ((sources (sources-but "verdict")))
     (flet ((found-p (text)
              (some (lambda (source) (search text source)) sources)))
@@ -65,7 +65,7 @@
     call))
 
 (test what-is-wrong-with-messages
-  "By method: what a handler's call makes of no request, one and two, and a client's of responses."
+  "By method: verdicts on no request, one and two of a handler, and on responses of a client."
   (loop for (method requests responses)
           in '((words.speaker:echo (:no-request nil :second-request)
                 (:no-response nil :second-response))

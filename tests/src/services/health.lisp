@@ -1,4 +1,4 @@
-;;;; Health: what Check, List and Watch say, as callers and grpc-health-probe see it.
+;;;; Health: the answers of Check, List and Watch, as callers and grpc-health-probe see them.
 
 (in-package #:clgrpc.tests.services)
 
@@ -65,7 +65,7 @@
                      #'string< :key #'car)))))
 
 (test a-health-service-of-one-server-after-the-other
-  "Each new server puts its services into service again, and their status can be set."
+  "Each new server sets its services to :serving, and their status can be set."
   (let ((service (make-instance 'grpc:health-service)))
     (loop repeat 2
           do (let ((server (grpc:start-server (list (make-probe) service))))
@@ -81,7 +81,7 @@
                (is (eq :not-serving (grpc:health-status service "")))))))
 
 (test a-health-service-of-two-servers
-  "It is out of service after the last of them has stopped; watchers at the first one end."
+  "It stops serving after the last of them has stopped; watchers at the first one end."
   (let* ((service (make-instance 'grpc:health-service))
          (servers (loop repeat 2 collect (grpc:start-server (list (make-probe) service)))))
     (unwind-protect
@@ -97,7 +97,7 @@
     (is (eq :not-serving (grpc:health-status service "lab.Bench")))))
 
 (test a-server-that-cannot-start-changes-no-status
-  "As one whose address is taken; the next one has the statuses that were set before."
+  "Its address may be in use, for example; the next server has the statuses set before."
   (let ((service (make-instance 'grpc:health-service)))
     (with-started (other (grpc:start-server '()) :drain 0)
       (grpc:set-health-status service "" :not-serving)
@@ -109,7 +109,7 @@
         (is (eq :unknown (grpc:health-status service "lab.Bench")))))))
 
 (test names-of-no-service-are-logged
-  "Whether they get their status before or after the server starts: a warning if one is misspelt."
+  "Before or after the server starts, a status for a misspelt name causes a warning."
   (with-log ()
     (let ((service (make-instance 'grpc:health-service)))
       (grpc:set-health-status service "lab.Bensh" :serving)
@@ -135,7 +135,7 @@
       (is (equal "more than 100 services" (grpc:rpc-error-message condition))))))
 
 (test watchers-of-another-name-are-left
-  "What becomes known is known to those of its name, which has capitals or not."
+  "A change reaches the watchers of its name, in which case matters."
   (with-health (server service channel)
     (let ((call (watch-health channel "Late")) (other (watch-health channel "late")))
       (is (eq :service-unknown (next-status call)))
@@ -160,8 +160,8 @@
                     count t))))
 
 (test watchers-hear-of-changes
-  "A watcher is told each change of its name, the first status of an unknown name among them, which
-may be :UNKNOWN; and no change of another name."
+  "A watcher gets each change of its name, the first status of an unknown name, perhaps :UNKNOWN,
+among them; and no change of another name."
   (with-health (server service channel)
     (grpc:with-call (known (watch-health channel "lab.Bench"))
       (grpc:with-call (unknown (watch-health channel "made.Up"))
@@ -188,7 +188,7 @@ may be :UNKNOWN; and no change of another name."
     (services::watcher-call (ring-first head))))
 
 (defun add-watchers (service name call count)
-  "Add COUNT watchers of NAME, all of CALL, which have been told; return them, the first first."
+  "Add COUNT watchers of NAME, all of CALL, which have their status; return them in order."
   (loop repeat count
         collect (let ((watcher (services::make-watcher :call call :name name)))
                   (setf (services::watcher-told watcher) :serving)
@@ -201,7 +201,7 @@ may be :UNKNOWN; and no change of another name."
     (+ seconds (/ nanoseconds 1000000000))))
 
 (test watchers-leave-without-a-search
-  "A peer whose connection ends has all its watchers leave, on the loop, the first first."
+  "If a peer's connection ends, all its watchers leave, on the loop, the first first."
   (with-health (server service channel)
     (grpc:with-call (watch (watch-health channel ""))
       (is (eq :serving (next-status watch)))
@@ -217,7 +217,7 @@ may be :UNKNOWN; and no change of another name."
             (is (< many (* 40 few)) "2,000 take ~,6F s, 20,000 take ~,6F s" few many)))))))
 
 (test many-watchers-do-not-keep-the-lock
-  "While a change is told others check, watch and leave; all but those that left hear of it."
+  "Meanwhile others check, watch and leave; all watchers but those that have left get the change."
   (with-health (server service channel)
     (grpc:with-call (watch (watch-health channel ""))
       (is (eq :serving (next-status watch)))
@@ -237,7 +237,7 @@ may be :UNKNOWN; and no change of another name."
         (is (= 20000 (count-watchers service)))))))
 
 (test long-names
-  "Check does not say the name again; Watch, which would keep it, takes none that is too long."
+  "Check does not repeat the name; Watch, which would keep it, refuses a name that is too long."
   (with-health (server service channel)
     (let* ((name (make-string 100000 :initial-element #\n))
            (error (caught (checked channel name))))
@@ -274,7 +274,7 @@ may be :UNKNOWN; and no change of another name."
         (is (eq :not-serving (grpc:health-status service "")) "it stays so")))))
 
 (test a-watch-that-begins-while-the-server-stops
-  "It gets the status of then and ends, and nothing keeps it for the next server."
+  "It gets the present status and ends, and is not kept for the next server."
   (with-health (server service channel)
     (grpc:with-call (watch (watch-health channel ""))
       (is (eq :serving (next-status watch)))
@@ -288,8 +288,8 @@ may be :UNKNOWN; and no change of another name."
         (is (typep (caught (next-status watch)) 'grpc:unavailable))))))
 
 (test watchers-within-the-image
-  "Callbacks run where a status is set: they may read the status, set another and leave. The first
-status is the right one, and at the end each watcher is told that and ends."
+  "Callbacks run where a status is set: they may read the status, set another one and leave. The
+first status is right, and at the end each watcher gets the last one and ends."
   (with-log ()
     (with-health (server service wire)
       (let ((channel (grpc:server-channel server)) (statuses '()))
@@ -315,7 +315,7 @@ status is the right one, and at the end each watcher is told that and ends."
     (is (null (events-of :handler-error)))))
 
 (test a-thread-that-is-ended-leaves-no-status-untold
-  "Another thread has left its status to the one that is sending to the watcher."
+  "Another thread has left its status to the thread that is sending to the watcher."
   (with-health (server service channel)
     (grpc:with-call (watch (watch-health channel ""))
       (is (eq :serving (next-status watch)))
@@ -332,7 +332,7 @@ status is the right one, and at the end each watcher is told that and ends."
           (is (= 3 calls)))))))
 
 (defun probe-health (service path)
-  "The status and the text with which a handler of SERVICE answers a GET of PATH."
+  "The status and the text of a handler of SERVICE for a GET of PATH."
   (let ((answer (funcall (exchange:http-handler-function (grpc:health-handler service))
                          (exchange-tests:request-for path))))
     (list (exchange:plain-answer-http-status answer)

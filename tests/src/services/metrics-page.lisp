@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.services)
 
 (test metrics-over-plain-http
-  "In both formats, compressed, by HEAD, over both versions of HTTP; not by POST."
+  "In both formats, compressed, by HEAD, over both versions of HTTP; POST is refused."
   (let* ((metrics (grpc:make-metrics))
          (counter (grpc:make-counter metrics "shop.orders")))
     (with-started (server (grpc:start-server '() :http (list (grpc:metrics-handler metrics)))
@@ -33,7 +33,7 @@
         (has "405" (get-metrics "-i" "-d" "x"))))))
 
 (test metrics-are-not-made-for-each-request
-  "A scrape takes milliseconds; who asks for thousands gets the last once more, and soon a new one."
+  "A scrape takes milliseconds: thousands of requests get the last one again, and soon a new one."
   (let* ((metrics (grpc:make-metrics))
          (counter (grpc:make-counter metrics "shop.orders"))
          (scrapes (services::make-scrapes)))
@@ -51,7 +51,7 @@
         (eventually (not (eq (first (last answers)) (scrape))))))))
 
 (test metrics-are-at-the-path-that-is-said
-  "And at no other."
+  "They are at no other path."
   (with-started (server (grpc:start-server '() :http (list (grpc:metrics-handler
                                                             (grpc:make-metrics)
                                                             :path "/internal/metrics"))) :drain 0)
@@ -60,7 +60,7 @@
   (signals error (grpc:metrics-handler nil)))
 
 (test scrapes-and-probes-are-in-no-trace-and-no-log
-  "Unless they are asked for."
+  "They are only if this is requested."
   (flet ((seen (&rest options)
            (let* ((events '()) (tracing (grpc:make-tracing))
                   (log (grpc:make-access-log :function (lambda (&rest event)

@@ -15,4 +15,4 @@
 
 (in-package #:clgrpc.tests.services)
 
-(def-suite :clgrpc.services :description "Health, reflection, and what is told over plain HTTP.")
+(def-suite :clgrpc.services :description "Health, reflection, and pages over plain HTTP.")

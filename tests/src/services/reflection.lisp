@@ -1,4 +1,4 @@
-;;;; Reflection: what both versions say of the server's services and their files.
+;;;; Reflection: the answers of both versions about the server's services and their files.
 
 (in-package #:clgrpc.tests.services)
 
@@ -8,8 +8,8 @@
     (grpc:with-channel (channel (grpc:server-address server)) (funcall function channel))))
 
 (defun reflect (channel &rest requests)
-  "Ask version v1 for REQUESTS, plists of one field, on one stream; return what the answers hold as
-a list of (case value)."
+  "Send REQUESTS, plists of one field, to version v1 on one stream; return the answers as a list of
+(case value)."
   (let ((call (v1-methods:server-reflection-info
                channel (loop for request in requests
                              collect (apply #'v1:make-server-reflection-request
@@ -41,7 +41,7 @@ a list of (case value)."
                       (second (first (reflect channel '(:list-services "")))))))))))
 
 (test services-of-the-server-are-listed
-  "Though another one serves the same reflection services, and after that has stopped."
+  "This holds though another server has the same reflection services, and after that has stopped."
   (let* ((services (grpc:reflection-services))
          (first (grpc:start-server (cons (make-probe) services)))
          (second (grpc:start-server services)))
@@ -83,7 +83,7 @@ a list of (case value)."
          "what was imported is sent once, what was asked for each time"))))
 
 (test files-are-serialized-once
-  "A request of a few octets costs no thousand times as many each time."
+  "A request of a few octets must not cost a thousand times as many each time."
   (let ((service (first (grpc:reflection-services)))
         (file (protobuf:find-file-descriptor "google/protobuf/descriptor.proto")))
     (flet ((answer ()

@@ -1,9 +1,9 @@
-;;;; Callbacks of calls: what runs, when, and what an error in one does.
+;;;; Callbacks of calls: their times, and the effect of an error in one.
 
 (in-package #:clgrpc.tests.wire)
 
 (test callbacks-get-messages-in-order
-  "Those that wait, those that come, and the half-close after the last."
+  "Waiting messages, new ones, and the half-close after the last."
   (with-link (link)
     (let ((call (calls 1)) (seen '()))
       (brings 1 (letter-octets 1 2))
@@ -16,8 +16,8 @@
       (is (equal (loop for i from 40 downto 1 collect i) (rest seen))))))
 
 (test callbacks-answer-message-after-message
-  "All answers to the messages of a read leave in order, in one frame while there is window; what
-the window has no room for follows when it has, and nothing overtakes it."
+  "All answers to the messages of a read leave in order, in one frame while there is window; answers
+beyond the window follow when it has room, and nothing overtakes them."
   (with-link (link)
     (memory:hears '(:settings (:initial-window-size 250)))
     (let ((call (calls 1))

@@ -42,7 +42,7 @@
       (is (= 1 (accepted))))))
 
 (test turns-are-given-back
-  "However a function ends that had one; one that was not taken is not given back."
+  "A function with a turn may end in any way; a turn that was not taken is not given back."
   (flet ((turns-left (function &rest more)
            (let ((semaphore (sb-thread:make-semaphore :count 1)))
              (catch 'unwound

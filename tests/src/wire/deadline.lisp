@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.wire)
 
 (test deadlines-end-calls
-  "When they pass and not before; a call that has ended has none."
+  "Calls end when their deadlines pass and not before; an ended call has no timer."
   (with-link (link)
     (flet ((with-deadline (id seconds)
              (let ((call (calls id)))
@@ -24,7 +24,7 @@
         (is (eq :cancelled (rpc:call-status long)))))))
 
 (test after-runs-once-in-its-time
-  "Unless the call has ended."
+  "It does not run if the call has ended."
   (with-link (link)
     (let ((call (calls 1)) (other (calls 3)) (rung '()))
       (rpc:after call 1 (lambda () (push :first rung)))

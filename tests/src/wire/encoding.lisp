@@ -1,17 +1,17 @@
-;;;; Which messages of a call are compressed, and what becomes of those that come so.
+;;;; The compressed messages of a call, sent and received.
 
 (in-package #:clgrpc.tests.wire)
 
 (defun encoded-octets (call size compress)
-  "What goes out for a letter of SIZE zeros; COMPRESS as for SEND."
+  "The sent octets of a letter of SIZE zeros; COMPRESS as for SEND."
   (let ((encoded (wire:encode-message call (letter size) compress)))
     (if (typep encoded 'wire:byte-buffer)
         (subseq (wire:encoded-octets encoded) 0 (wire:encoded-length encoded))
         encoded)))
 
 (test messages-that-are-compressed
-  "Long ones of calls that compress, unless SEND says otherwise; those that would not get shorter
-only if it says so."
+  "Long messages of calls that compress, unless SEND forbids it; messages that would not become
+shorter only if SEND requires it."
   (with-link (link :options '(:compress-minimum-octets 256))
     (let ((call (calls 1)))
       (flet ((flag (size compress) (aref (encoded-octets call size compress) 0)))
@@ -27,7 +27,7 @@ only if it says so."
         (is (> 100 (length (encoded-octets call 1000 :auto))))))))
 
 (test messages-that-come-compressed
-  "They wait as they came, and are whole for who receives them; without grpc-encoding they are an
+  "They wait as they arrived, and receivers get them whole; without grpc-encoding they are an
 error."
   (with-link (link)
     (let ((call (calls 1)) (octets nil))
@@ -46,7 +46,7 @@ error."
         (is (eq :internal (rpc:call-status other)))))))
 
 (test compressed-messages-that-grow-too-long
-  "Their length is bounded as that of others is."
+  "Their length has the same limit as that of others."
   (with-link (link :options '(:max-receive-octets 1000))
     (let ((call (calls 1)) (octets nil))
       (setf (wire:outgoing-encoding call) (nth-value 1 (encoding:check-compression :gzip))

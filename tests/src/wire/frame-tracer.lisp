@@ -1,9 +1,9 @@
-;;;; The frames that tracers are told.
+;;;; The frames that tracers log.
 
 (in-package #:clgrpc.tests.wire)
 
 (test frames-are-told-both-ways
-  "Each once, with its kind, whole or in pieces; nothing while the tracer is off."
+  "Each frame once, with its kind, whole or in pieces; none while the tracer is off."
   (let ((told '()) (before (tracers)))
     (flet ((frames (event)
              (loop for (name . plist) in (reverse (shiftf told '()))

@@ -3,8 +3,8 @@
 (in-package #:clgrpc.tests.wire)
 
 (defun put-together (octets sizes)
-  "Give a PARTIAL the OCTETS, a message with its prefix, in pieces of SIZES in turn. Return the body
-and the longest vector it needed."
+  "Give a PARTIAL the OCTETS, a message with its prefix, in pieces of SIZES in turn. Return two
+values: the body, and the length of the longest vector that it needed."
   (let ((partial (wire::make-partial)) (at 0) (longest 0))
     (loop for size in sizes
           for end = (min (length octets) (+ at size))
@@ -25,13 +25,13 @@ and the longest vector it needed."
     octets))
 
 (test prefix
-  "One octet that says it is not compressed, four of length, the most significant first."
+  "One octet that marks it as not compressed, four of length, the most significant first."
   (let ((octets (make-octets 7)))
     (is (= 6 (wire::write-prefix octets 1 #x01020304)))
     (is (equalp (octets-of 0 0 1 2 3 4 0) octets))))
 
 (test pieces
-  "However a message is cut, it comes together."
+  "A message is joined however it is cut."
   (dolist (length '(0 1 4 5 6 100 70000))
     (let ((octets (message-octets length)))
       (dolist (size '(1 2 3 7 64 16384))
@@ -41,7 +41,7 @@ and the longest vector it needed."
                         (put-together octets sizes)))))))))
 
 (test claims-cost-nothing
-  "What a peer claims to send takes no memory, only what it sends does."
+  "An announced length allocates nothing, only octets that arrive do."
   (let ((partial (wire::make-partial))
         (octets (make-octets 1000)))
     (wire::write-prefix octets 0 #xFFFFFFFF)
@@ -53,7 +53,7 @@ and the longest vector it needed."
     (is (<= (length (wire::partial-body partial)) 65536))))
 
 (test half-messages-are-bounded
-  "A message that is put together takes little more than four times what has come of it."
+  "A message that is being joined takes little more than four times its received octets."
   (let ((partial (wire::make-partial))
         (octets (make-octets 3000000)))
     (wire::write-prefix octets 0 (1- (ash 1 31)))
@@ -78,8 +78,8 @@ and the longest vector it needed."
     (is (< (- (sb-ext:get-bytes-consed) before) 8000000))))
 
 (test the-last-vector-has-the-length
-  "The longest vector comes early, so that little is copied into it; a long message is put together
-in octets of its own length."
+  "The longest vector is made early, so that little is copied into it; a long message is joined in
+octets of its own length."
   (flet ((lengths (length)
            (let ((lengths '()) (fill 0))
              (loop while (< fill length)
@@ -95,8 +95,8 @@ in octets of its own length."
   (is (< 262144 (length (wire::fresh-body 262145 1048591)))))
 
 (test short-vectors-of-long-messages-come-back
-  "What a long message begins in is of the store: messages leave no garbage but, if they are long,
-the one vector of their own length."
+  "The first vectors of a long message are the store's: messages leave no garbage except, if they
+are long, the one vector of their own length."
   (dolist (length '(20000 100000 1048591))
     (let ((octets (message-octets length)))
       (flet ((put ()
@@ -114,8 +114,8 @@ the one vector of their own length."
                 "~,1F octets for each" each)))))))
 
 (test byte-buffers-are-taken-once
-  "Of two threads that receive on one call, which they must not, one gets the octets: the store
-would have them twice otherwise, and give them to two calls."
+  "If two threads wrongly receive on one call, one gets the octets: otherwise the store would have
+them twice, and give them to two calls."
   (dolist (length '(0 20000))
     (let* ((octets (make-octets length))
            (byte-buffer (wire::make-byte-buffer octets length)))

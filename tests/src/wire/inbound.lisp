@@ -1,9 +1,9 @@
-;;;; From the payload of DATA to messages, and the window that is given back for it.
+;;;; From the payload of DATA to messages, and the window that is returned for it.
 
 (in-package #:clgrpc.tests.wire)
 
 (test messages-cut-anywhere
-  "In two pieces, whatever the place, and octet by octet."
+  "In two pieces, cut at each place, and octet by octet."
   (let* ((sizes '(3 0 300 20))
          (octets (apply #'letter-octets sizes)))
     (loop for cut from 0 to (length octets) by 5
@@ -19,7 +19,7 @@
         (is (equal sizes (received call)))))))
 
 (test short-messages-of-a-read-wait-together
-  "Few batches, whatever their number; long ones wait by themselves, in order."
+  "They are in few batches, whatever their number; long ones wait alone, in order."
   (with-link (link)
     (let ((call (calls 1)))
       (brings 1 (apply #'letter-octets (loop repeat 500 collect 5)))
@@ -34,7 +34,7 @@
       (is (equal '(1 20000 2) (received call))))))
 
 (test prefixes-that-are-refused
-  "Messages that are too long, at once and before their octets come; flags that nobody has."
+  "Messages that are too long, at once and before their octets arrive; unknown flags."
   (flet ((status (octets)
            (with-link (link :options '(:max-receive-octets 1000))
              (let ((call (calls 1)))
@@ -47,8 +47,8 @@
           do (is (eq :internal (status (octets-of flag 0 0 0 1 0)))))))
 
 (test later-frames-of-a-read-are-like-the-first
-  "Messages of several frames of one read, whole or cut anywhere, wait together and are counted; and
-a limit or flag that refuses a message refuses it in any of them."
+  "Messages of several frames of one read, whole or cut at any place, wait together and are counted;
+a limit or a flag that refuses a message does so in each frame."
   (let ((octets (letter-octets 3 0 20)))
     (flet ((frame (octets &rest options) `(:data 1 ,(coerce octets 'octets) ,@options)))
       (loop for cut from 0 to (length octets)
@@ -70,8 +70,8 @@ a limit or flag that refuses a message refuses it in any of them."
                    (is (eq status (rpc:call-status call)))))))))
 
 (test frames-of-a-read-cause-what-they-cause-alone
-  "The outcome is the same whether frames come with one read or with a read each, with an observer
-and without, also if a message in the middle is refused."
+  "The result is the same for frames in one read or in a read each, with an observer and without,
+even if a message in the middle is refused."
   (flet ((outcome (observed alone frames)
            (with-link (link :options '(:max-receive-octets 1000))
              (let ((call (calls 1)) (sizes '()))
@@ -106,7 +106,7 @@ and without, also if a message in the middle is refused."
       (is (equal '(3 4 5) (received call))))))
 
 (test octets-that-are-no-message
-  "Whoever receives them gets the error, which ends the call."
+  "The receiver gets the error, which ends the call."
   (with-link (link)
     (let ((call (calls 1)))
       (brings 1 (octets-of 0 0 0 0 2 10 9))
@@ -115,7 +115,7 @@ and without, also if a message in the middle is refused."
       (is (eq :internal (rpc:call-status call))))))
 
 (test a-megabyte-comes-in-one-go
-  "Nobody who sends a message of 1 MB has to wait for window, nor is told of any meanwhile."
+  "The sender of a message of 1 MB neither has to wait for window nor gets any meanwhile."
   (with-link (link)
     (let ((call (calls 1)) (octets (letter-octets 1048576)))
       (memory:said)
@@ -125,8 +125,8 @@ and without, also if a message in the middle is refused."
       (is (equal '(1048576) (received call))))))
 
 (test window-is-withheld-of-who-does-not-read
-  "Up to a window may wait; then the stream's is given back only when half of it was taken. The
-connection's is given back all the same."
+  "Up to a window may wait; then the stream's window is returned only when half of it was taken. The
+connection's is returned nevertheless."
   (with-link (link :options '(:stream-window-octets 65535 :connection-window-octets 65535))
     (let ((call (calls 1))
           (letters (apply #'letter-octets (loop repeat 16 collect 990))))

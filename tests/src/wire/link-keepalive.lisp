@@ -1,11 +1,11 @@
-;;;; What becomes of links as time passes.
+;;;; Links in the course of time.
 
 (in-package #:clgrpc.tests.wire)
 
 (defparameter *keepalive* `(:ping ,wire::+keepalive-ping+))
 
 (test peers-that-are-silent-are-asked
-  "After the interval, and again after an answer; one that does not answer is gone."
+  "By a PING after the interval, and again after an answer; without one the link ends."
   (with-link (link :options '(:keepalive-seconds 10 :keepalive-timeout-seconds 2))
     (memory:passes 9)
     (memory:silent)
@@ -32,7 +32,7 @@
     (is (null (told)))))
 
 (test idle-links
-  "The owner is told once a link has been without calls for the time, and not before."
+  "The owner is notified once a link has been without calls for the time, and not before."
   (with-link (link :options '(:keepalive-seconds 0 :max-connection-idle-seconds 100))
     (calls 1)
     (memory:passes 500)
@@ -64,7 +64,7 @@
     (is (null (told)))))
 
 (test links-that-say-too-little
-  "A preface that does not come, or stops, is waited for so long."
+  "A preface that does not arrive, or stops, has a time limit."
   (dolist (count '(0 10 24))
     (with-link (link :shaken nil :options '(:preface-timeout-seconds 5))
       (memory:said)
@@ -76,7 +76,7 @@
       (is (search "no preface and SETTINGS in time" (second (first (told))))))))
 
 (test frames-and-blocks-come-whole-in-time
-  "The rest of a frame, and the CONTINUATIONs of a header block, are not waited for any longer."
+  "The rest of a frame, and the CONTINUATIONs of a header block, have the same limit."
   (let ((options '(:keepalive-seconds 0 :max-connection-idle-seconds 0 :frame-timeout-seconds 10)))
     (flet ((check (beginning rest)
              (with-link (link :options options)

@@ -1,4 +1,4 @@
-;;;; What waits is charged, and never more than the options say.
+;;;; Waiting octets are charged, and never exceed the options.
 
 (in-package #:clgrpc.tests.wire)
 
@@ -23,7 +23,7 @@
         (is (zerop (charged)))))))
 
 (test links-hold-no-more-than-they-may
-  "The call that brings too much ends; the others go on."
+  "The call whose octets exceed the limit ends; the others continue."
   (with-link (link :options '(:max-held-octets 65536 :max-receive-octets 30000))
     (let ((first (calls 1)) (second nil))
       (brings 1 (subseq (letter-octets 29000) 0 15000))
@@ -55,8 +55,8 @@
                     (status:rpc-error-message (rpc:call-condition second))))))))
 
 (test a-call-that-ends-gives-the-connections-window-back
-  "A link that holds much withholds the connection's window, also for octets of other calls. The end
-of the call that holds most gives it back, whether that was an unread message or half of one."
+  "A link that holds much withholds the connection's window, even for octets of other calls. The end
+of the call that holds most returns it, for an unread message as for half of one."
   (flet ((returned (&rest letters)
            (with-link (link :options '(:max-held-octets 65536 :max-receive-octets 30000
                                        :stream-window-octets 65535

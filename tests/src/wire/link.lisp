@@ -1,4 +1,4 @@
-;;;; Links: their beginning and their end, and how much of a read they take in one turn.
+;;;; Links: their beginning and their end, and the part of a read that they take in one turn.
 
 (in-package #:clgrpc.tests.wire)
 
@@ -10,7 +10,7 @@
     (is (null (told)))))
 
 (test links-end-in-order
-  "GOAWAY, and the owner hears why; ending again does nothing."
+  "GOAWAY is sent, and the owner gets the reason; a second end has no effect."
   (with-link (link)
     (let ((call (calls 1)))
       (on-loop (lambda () (wire:close-link link "enough")))
@@ -31,7 +31,7 @@
       (memory:says '(:rst-stream 1 :cancel) '(:goaway 1 :no-error)))))
 
 (test links-are-expelled
-  "At once: what the peer does not take is not waited for."
+  "They end at once, without waiting for unsent output."
   (with-link (link)
     (let ((call (calls 1)))
       (on-loop (lambda () (wire:close-link link "others need the place" :how :expel)))
@@ -48,7 +48,7 @@
       (is (equal '((:ended "connection closed by the peer")) (told))))))
 
 (test a-turn-takes-so-many-calls
-  "However many a read brings, the rest begin in the turns after it, and none is lost."
+  "However many a read has, the rest begin in later turns, and none is lost."
   (with-link (link :options '(:max-concurrent-streams 1000))
     (apply #'calls (loop for id from 1 below 1000 by 2 collect id))
     (is (= 500 (length (station-calls *station*))))

@@ -1,9 +1,9 @@
-;;;; Metadata as header fields: what comes back of what was sent.
+;;;; Metadata as header fields, sent and received.
 
 (in-package #:clgrpc.tests.wire)
 
 (defun through-hpack (metadata)
-  "METADATA as the other end would see it, and the field list it came in."
+  "Two values: METADATA as the other end would see it, and its field list."
   (let ((encoder (hpack:make-encoder)) (decoder (hpack:make-decoder))
         (buffer (make-buffer)) (list (hpack:make-field-list)))
     (hpack:begin-block encoder buffer)
@@ -21,14 +21,14 @@
              (reduce #'+ (wire::list-custom-fields list #()) :key #'hpack:field-size))))))
 
 (test joined-binary-values
-  "Several binary values may come in one field, with padding or without; what is no base64 is
+  "Several binary values may be in one field, with padding or without; text that is not base64 is
 dropped."
   (is (equalp `(("k-bin" . ,(octets-of 1)) ("k-bin" . ,(octets-of 2 3)))
               (wire::fields-metadata (vector (hpack:string-field "k-bin" "AQ==,AgM")))))
   (is (null (wire::fields-metadata (vector (hpack:string-field "k-bin" "!!"))))))
 
 (test repeated-metadata-is-shared
-  "A peer that sends the same fields again costs no new vector."
+  "A peer that sends the same fields again causes no new vector."
   (multiple-value-bind (metadata list) (through-hpack '(("x-a" . "1") ("x-b" . "2")))
     (declare (ignore metadata))
     (let ((first (wire::list-custom-fields list #())))
@@ -36,7 +36,7 @@ dropped."
       (is (not (eq first (wire::list-custom-fields list (subseq first 0 1))))))))
 
 (test binary-values-that-are-none
-  "Whether the binary values of metadata are base64 is known before anybody asks for them."
+  "It is known whether the binary values of metadata are base64 before anybody requests them."
   (flet ((sound-p (&rest pairs)
            (wire:sound-metadata-p (coerce (loop for (name value) in pairs
                                                collect (hpack:string-field name value))
@@ -52,7 +52,7 @@ dropped."
       (is (not (sound-p (list "k-bin" (joined 17))))))))
 
 (test repeated-binary-values-are-decoded-once
-  "A peer says a long field by an octet once HPACK has it. Each call has octets of its own."
+  "By HPACK a peer can repeat a long field as one octet. Each call has octets of its own."
   (let* ((field (hpack:string-field "k-bin" "AQ==,AgM"))
          (first (wire::binary-values field)))
     (is (eq first (wire::binary-values field)))

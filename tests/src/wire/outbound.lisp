@@ -1,9 +1,9 @@
-;;;; Messages on their way out.
+;;;; Messages that are sent.
 
 (in-package #:clgrpc.tests.wire)
 
 (test messages-go-out-behind-the-headers
-  "Once each, those of a turn in one frame of DATA; the headers once."
+  "Each once, those of a turn in one frame of DATA; the headers once."
   (with-link (link)
     (let ((call (calls 1)))
       (on-loop (lambda () (rpc:send call (letter 3))))
@@ -16,8 +16,8 @@
       (is (zerop (rpc:operate unsent-octets call))))))
 
 (test observers-of-contents-may-send
-  "A function that gets the octets of a message may send something on another call of the
-connection: both messages go out as they are."
+  "A function that gets the octets of a message may send a message on another call of the
+connection: both messages are sent unchanged."
   (with-link (link)
     (let ((first (calls 1)) (second (calls 3)) (seen '()))
       (setf (wire::endpoint-observer *station*)
@@ -32,8 +32,8 @@ connection: both messages go out as they are."
       (is (equalp (list (subseq (letter-octets 3) 5) (subseq (letter-octets 4) 5)) seen)))))
 
 (test messages-wait-for-the-window
-  "What the peer has no window for is queued, counts, leaves when there is window, and its sender
-hears of the room."
+  "Octets beyond the peer's window are queued, count, and leave when there is window; their sender
+is notified of the room."
   (with-link (link)
     (let ((call (calls 1)) (writable 0))
       (rpc:on-writable call (lambda () (incf writable)))
@@ -73,7 +73,7 @@ hears of the room."
 
 (test long-messages-are-left-to-the-caller-and-have-room
   "The loop encodes up to 16 KiB for which there is no window; room is a quarter more than the size,
-twice for a compressed message."
+or twice the size for a compressed message."
   (with-link (link)
     (let ((call (calls 1)))
       (on-loop (lambda () (rpc:send call (letter 70000))))
@@ -86,8 +86,8 @@ twice for a compressed message."
         (is (= 2500 (wire::long-room call 1000 :gzip)))))))
 
 (test output-of-long-messages-stays-short
-  "However slowly the peer takes a long message, the connection's buffer does not grow beyond what
-the loop keeps for the next."
+  "However slowly the peer takes a long message, the connection's buffer does not exceed the length
+that the loop keeps."
   (dolist (portion '(50000 5000))
     (with-link (link)
       (let ((call (calls 1)) (end memory:*end*) (longest 0) (taken 0))
@@ -105,7 +105,7 @@ the loop keeps for the next."
         (is (<= 65536 longest loop::+pooled-buffer-octets+))))))
 
 (test output-that-leaves-at-once-is-filled-up-again
-  "The peer takes all of an output that was too long for more DATA: what is queued follows it."
+  "The peer takes all of an output that was too long for more DATA: queued DATA follows."
   (with-link (link)
     (let ((call (calls 1)) (end memory:*end*))
       (memory:hears '(:window-update 0 4000000) '(:window-update 1 4000000))
@@ -120,8 +120,8 @@ the loop keeps for the next."
 
 (test peers-are-read-while-they-get-a-long-message
   "A connection with more unsent output than its limit is not read; queued DATA alone does not fill
-the output so far. Otherwise nothing of a peer were read, not even a PING, until the end of a long
-message."
+the output so far. Otherwise nothing of a peer would be read, not even a PING, until the end of a
+long message."
   (with-link (link :options '(:max-unsent-octets 65536))
     (let ((call (calls 1)) (end memory:*end*))
       (memory:hears '(:window-update 0 4000000) '(:window-update 1 4000000))
@@ -138,7 +138,7 @@ message."
              (http2:connection-last-receive-ns (wire::link-http2 link)))))))
 
 (test room-that-comes-just-before-it-is-wanted-is-reported
-  "ON-WRITABLE is called although the loop made room between TRY-SEND's look and its wish."
+  "ON-WRITABLE is called although the loop made room after TRY-SEND's check and before its request."
   (with-link (link)
     (let ((call (calls 1)) (count 0))
       (rpc:on-writable call (lambda () (incf count)))

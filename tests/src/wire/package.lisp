@@ -8,4 +8,4 @@
 
 (in-package #:clgrpc.tests.wire)
 
-(def-suite :clgrpc.wire :description "What both ends of a call share over HTTP.")
+(def-suite :clgrpc.wire :description "The common code of both ends of a call over HTTP.")

@@ -1,6 +1,5 @@
-;;;; A real link and real calls on it, without a socket and with next to nothing above: an END whose
-;;;; calls queue what comes and note how they end. The peer speaks in the words of
-;;;; tests/support/world.
+;;;; A real link and real calls on it, without a socket and with almost nothing above: an END whose
+;;;; calls queue messages and note their end. The peer uses the forms of tests/support/world.
 
 (in-package #:clgrpc.tests.wire)
 
@@ -20,7 +19,7 @@
         (station-told owner)))
 
 (defun told ()
-  "What the owner was told since the last look."
+  "The events of the owner since the last call."
   (reverse (shiftf (station-told *station*) '())))
 
 (defun end-post (call status text ended-by)
@@ -107,8 +106,8 @@
     (funcall function (station-link *station*))))
 
 (defmacro with-link ((link &key options (shaken t) keywords) &body body)
-  "Evaluate BODY with LINK, which the peer has shaken hands on if SHAKEN, with OPTIONS of a server's
-and KEYWORDS of OPEN-LINK."
+  "Evaluate BODY with LINK, with OPTIONS of a server's and KEYWORDS of OPEN-LINK; the peer has
+shaken hands on it if SHAKEN."
   `(call-with-station (lambda (,link) (declare (ignorable ,link)) ,@body)
                       ,options ,shaken ,keywords))
 
@@ -118,7 +117,7 @@ and KEYWORDS of OPEN-LINK."
   (first (station-calls *station*)))
 
 (defun letter (octets)
-  "A letter of OCTETS, or of that many."
+  "A letter of OCTETS, or of as many octets."
   (letters:make-letter :text (if (integerp octets) (make-octets octets) octets)))
 
 (defun letter-octets (&rest sizes)
@@ -137,7 +136,7 @@ and KEYWORDS of OPEN-LINK."
   (memory:hears `(:data ,id ,(coerce octets 'octets) ,@options)))
 
 (defun received (call)
-  "The sizes of all letters of CALL that wait to be received."
+  "The sizes of all letters of CALL that wait for RECEIVE."
   (loop while (rpc:messages-wait-p call)
         collect (length (letters:letter-text (rpc:receive call)))))
 

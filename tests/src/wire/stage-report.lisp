@@ -1,9 +1,9 @@
-;;;; Where the time of a call went.
+;;;; The times of a call's stages.
 
 (in-package #:clgrpc.tests.wire)
 
 (test what-is-told-of-a-call
-  "How long it has taken in all, its stages but the shortest, what it has sent and not sent."
+  "The total time, the stages except the shortest, and the messages sent and not sent."
   (with-link (link)
     (let ((call (calls 1)))
       (memory:passes 3)

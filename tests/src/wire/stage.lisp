@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.wire)
 
 (test spans
-  "From nothing to a century, true to one part in eight thousand, and in order."
+  "From nothing to a century, exact to one part in eight thousand, and in order."
   (is (= 1 (wire::span-ns (wire::ns-span 0))))
   (is (= 1 (wire::span-ns (wire::ns-span -5))))
   (let ((random (sb-ext:seed-random-state 7)) (before 0))
@@ -18,7 +18,7 @@
         (setf before again)))))
 
 (test marks
-  "Three moments and two flags in one fixnum, none of which disturbs the others."
+  "Three moments and two flags in one fixnum do not disturb each other."
   (with-link (link)
     (let ((call (calls 1)) (flags '(:closed :unattended)) (moments '(:headers :answer :end)))
       (flet ((ns (moment) (wire::moment-ns (wire::wire-call-marks call) moment)))

@@ -1,4 +1,4 @@
-;;;; What a call on a link knows of it.
+;;;; A call's view of its link.
 
 (in-package #:clgrpc.tests.wire)
 
@@ -15,7 +15,7 @@
       (is-true (wire:marked-p call :closed)))))
 
 (test functions-are-posted-to-the-loop-of-a-call
-  "At once on the loop, else in its next turn; not when it has stopped."
+  "They run at once on the loop, else in its next turn; not when it has stopped."
   (with-link (link)
     (let ((call (calls 1)) (ran '()))
       (is-true (wire::wire-post call (lambda () (push 1 ran))))

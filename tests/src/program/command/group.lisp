@@ -7,8 +7,8 @@
   (with-changed ((command::**groups** '())) (funcall function)))
 
 (test groups-work-on-one-server-in-turn
-  "Each gets the command line: for observers with those that come before its own, and around a
-server with what goes on inside. A group of the same system replaces the one before."
+  "Each group gets the command line: for observers, those that come before its own; around a server,
+the inner function. A group of the same system replaces an earlier one."
   (call-with-groups-alone
    (lambda (&aux (told '()))
      (flet ((add (system &rest observers)

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.command)
 
 (test usages-fill-their-lines
-  "A line has less than 80 columns, and the first word of the next would not have fitted in."
+  "A line has less than 80 columns, and the next line's first word would not have fitted."
   (let* ((lines (uiop:split-string
                  (string-right-trim '(#\Newline)
                                     (with-output-to-string (stream)

@@ -32,7 +32,7 @@
         "-d is another command's")))
 
 (test options-of-other-programs
-  "A hint names the option that a command has instead, if it has one."
+  "A hint names the command's corresponding option, if there is one."
   (flet ((complaint-of (name &rest options)
            (complaint (lambda ()
                         (command:parse-arguments
@@ -58,7 +58,7 @@
               (complaint (lambda () (parsed "--register" "x"))))))
 
 (test helps-show-defaults-as-they-are-written
-  "A duration has its unit, and a keyword is lower case."
+  "A duration has its unit, and a keyword is in lower case."
   (let ((text (with-output-to-string (stream)
                 (command:write-command-help
                  (command:make-command

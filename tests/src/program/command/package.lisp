@@ -1,4 +1,4 @@
-;;;; Tests of command lines: parsers, options, what is refused and with which words.
+;;;; Tests of command lines: parsers, options, refused arguments and the texts of errors.
 
 (defpackage #:clgrpc.tests.command
   (:use #:cl #:clgrpc.tests.form)
@@ -9,6 +9,6 @@
 (def-suite :clgrpc.command :description "Command lines: arguments, parsers, help texts.")
 
 (defun complaint (function)
-  "The text with which FUNCTION refuses, or nil if it does not."
+  "The text of the error with which FUNCTION refuses, or nil."
   (handler-case (progn (funcall function) nil)
     (command:usage-error (error) (command:usage-error-text error))))

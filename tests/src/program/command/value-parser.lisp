@@ -18,7 +18,7 @@
               (complaint (lambda () (funcall (command:choice-parser :text :json) "xml"))))))
 
 (test lists-of-addresses
-  "An empty list is one empty address, which is refused: UIOP splits the empty text into nothing."
+  "An empty list is one empty address, which is refused: UIOP splits an empty text into nothing."
   (is (equal '("127.0.0.1:1" "unix:/a") (funcall (command:addresses-parser 1)
                                                  "127.0.0.1:1,unix:/a")))
   (dolist (wrong '("" "," "127.0.0.1:1,"))

@@ -8,7 +8,7 @@
   (attempt:view-attempt call number retries "somewhere:1" '(("a" . "b")) (list interceptor)))
 
 (test kinds-of-attempts
-  "The first, those of the policy, and the repetition of one that has failed unseen."
+  "The first attempt, those of the policy, and the repetition of one that the server has not seen."
   (flet ((kind (number policy &rest failed)
            (let ((call (new-call)))
              (dolist (number failed)
@@ -32,7 +32,7 @@
                (list (attempt:attempt-peer attempt) (attempt:attempt-request-metadata attempt))))))
 
 (test metadata-change-only-before-they-are-sent
-  "Not in a function of ON-ATTEMPT-END either, even if the interceptor failed."
+  "A function of ON-ATTEMPT-END cannot change them either, even if the interceptor failed."
   (flet ((change (attempt)
            (setf (attempt:attempt-request-metadata attempt) '(("c" . "d")))))
     (let ((attempt (seen-attempt #'change)))
@@ -46,7 +46,7 @@
       (signals misuse (change attempt)))))
 
 (test attempts-end-with-what-their-server-sent
-  "Their own text and trailers, or all of the call that ended with them; then their functions are
+  "Their own text and trailers, or those of the call that ended with them; then their functions are
 called in order, with the attempt's call as the current one."
   (let ((call (new-call :metadata (fn (_call fields) (coerce fields 'list))))
         (order '()))

@@ -6,8 +6,8 @@
 ;;; What a policy says: limits, back-off, pushback, throttling
 
 (defun policy-of (config &rest options)
-  "The retry or hedging policy that CONFIG, the plist of a method config, has for all methods, and
-how many attempts it allows, of a channel with OPTIONS."
+  "Two values: the retry or hedging policy for all methods by CONFIG, the plist of a method config,
+and the number of attempts that it allows, for a channel with OPTIONS."
   (attempt:find-retry-policy
    (config:find-method-config
     (config:parse-service-config `(:method-config ((:name (()) ,@config))))
@@ -40,7 +40,7 @@ how many attempts it allows, of a channel with OPTIONS."
   (is (= 500000000 (config:hedging-policy-delay-ns (hedging)))))
 
 (test failures-that-count
-  "Those that may be tried again, and any that is not to be."
+  "Failures that may be tried again, and any failure that must not be."
   (flet ((counts-p (policy status pushback)
            (let ((throttle (throttle-with 2 0.5)))
              (attempt::count-failure throttle policy status pushback)
@@ -53,7 +53,7 @@ how many attempts it allows, of a channel with OPTIONS."
   (finishes (attempt::count-failure nil (retrying) :unavailable nil)))
 
 (test throttles-last-as-long-as-their-limits
-  "A config with the same limits keeps the tokens that are left; one without has no throttle."
+  "A config with equal limits keeps the remaining tokens; one without has no throttle."
   (flet ((config (&rest limits)
            (config:parse-service-config (and limits (list :retry-throttling limits)))))
     (let ((throttle (throttle-with 10 0.5)))
@@ -87,7 +87,7 @@ how many attempts it allows, of a channel with OPTIONS."
                               (* 120000000 expected)))))))
 
 (test back-off-may-shrink
-  "From 0.8 s by halves: 0.3, 0.3, 0.2, 0.1 s, each 20 % more or less, as 0.3 s is the maximum."
+  "It halves from 0.8 s: 0.3, 0.3, 0.2, 0.1 s, each 20 % more or less, as 0.3 s is the maximum."
   (let ((random (sb-ext:seed-random-state 1))
         (policy (retrying :initial 0.8 :multiplier 0.5)))
     (loop for count below 4
@@ -121,14 +121,14 @@ how many attempts it allows, of a channel with OPTIONS."
   (apply #'attempt:make-attempt-failure status "" how))
 
 (defun retries-of (policy &rest running)
-  "The RETRIES of a call under POLICY, or nil, that has the attempts RUNNING."
+  "The RETRIES of a call under POLICY, or nil, with the attempts RUNNING."
   (attempt::make-retries policy
                         (if policy (attempt::policy-limit policy (make-channel-options)) 1)
                         running))
 
 (defun fails (retries failure &rest rest &key (attempt :a) (number 0) (now 0) (keep t)
                                           &allow-other-keys)
-  "What RETRIES decide, a list, as ATTEMPT fails with FAILURE."
+  "The decisions of RETRIES, a list, when ATTEMPT fails with FAILURE."
   (setf rest (alexandria:remove-from-plist rest :attempt :number :now :keep))
   (multiple-value-list
    (apply #'attempt::attempt-failed retries attempt number failure now
@@ -136,7 +136,7 @@ how many attempts it allows, of a channel with OPTIONS."
           :keep (constantly keep) rest)))
 
 (defun comes-due (retries &rest rest &key (now 0) &allow-other-keys)
-  "What RETRIES decide, a list, as the time that they have awaited comes."
+  "The decisions of RETRIES, a list, when the awaited time comes."
   (multiple-value-list (apply #'attempt::attempt-due retries now
                               (alexandria:remove-from-plist rest :now))))
 
@@ -146,11 +146,11 @@ how many attempts it allows, of a channel with OPTIONS."
     (attempt:add-attempt retries attempt)))
 
 (defun awaits-p (low high decision)
-  "True if DECISION is to await the time that comes after LOW to HIGH nanoseconds."
+  "True if DECISION is to wait for a time LOW to HIGH nanoseconds from now."
   (and (eq :await (first decision)) (<= low (second decision) high)))
 
 (test repeats-are-counted-by-their-kind
-  "Attempts after the first are retries or hedges; those that no server has seen count apart."
+  "Further attempts are retries or hedges; those that no server has seen count separately."
   (flet ((repeats (policy)
            (let ((retries (retries-of policy)))
              (setf (attempt::retries-issued retries) 3
@@ -221,7 +221,7 @@ how many attempts it allows, of a channel with OPTIONS."
                  "~S ~S" failure rest))))
 
 (test hedges-begin-one-after-another
-  "Each has the next awaited but the last."
+  "After each except the last, the next is awaited."
   (let ((retries (retries-of (hedging :attempts 3) :a)))
     (is (equal '(:await 500000000)
                (multiple-value-list (attempt::first-begun retries t))))
@@ -276,8 +276,8 @@ how many attempts it allows, of a channel with OPTIONS."
     (is (= 10 (tokens-after (retrying) (failure :unavailable :reach :server))))))
 
 (test what-no-server-has-seen-is-made-again
-  "Once, whatever the policy, with the same number; again only on a connection from before that
-which has said GOAWAY."
+  "Such an attempt is repeated once, under any policy, with the same number; it is repeated again
+only on a connection older than the one that has sent GOAWAY."
   (dolist (policy (list nil (retrying) (hedging)))
     (let ((retries (retries-of policy :a)) (unseen (failure :unavailable :reach :server)))
       (is (equal '(:resend nil) (fails retries unseen :now 100)))
@@ -321,8 +321,8 @@ which has said GOAWAY."
     (is (= 0 (attempt::idle-until retries 9000)) "an attempt runs while the next is awaited")))
 
 (defun actions-of (tell retries &key throttle (now 0) (sendable t) (keep t))
-  "The operations that act, each with its arguments, that TELL calls: a function of operations and
-of a call of RETRIES. The other operations answer with THROTTLE, NOW, SENDABLE and KEEP."
+  "The operations that act, each with its arguments, in TELL, a function of operations and of a call
+of RETRIES. The other operations return THROTTLE, NOW, SENDABLE and KEEP."
   (let ((actions '()))
     (flet ((action (name &optional value)
              (lambda (call &rest arguments)
@@ -340,7 +340,7 @@ of a call of RETRIES. The other operations answer with THROTTLE, NOW, SENDABLE a
       (reverse actions))))
 
 (test each-event-leads-to-its-actions
-  "A transport does what the machine decides, with the transport's own facts, and in this order."
+  "A transport performs the machine's decisions, with the transport's own data, in this order."
   (let ((failed (failure :unavailable :pushback 5))
         (unseen (failure :unavailable :reach :server))
         (going (retries-of nil :a)))
@@ -388,8 +388,8 @@ of a call of RETRIES. The other operations answer with THROTTLE, NOW, SENDABLE a
             do (is (equal expected actions) "~S, not ~S" actions expected)))))
 
 (test events-come-with-their-time-and-throttle
-  "The time without an attempt ends when its event comes; a failure after the answer counts as one
-before it does."
+  "The time without an attempt ends when its event comes; a failure after the answer counts like one
+before it."
   (let ((retries (retries-of (retrying) :a)) (throttle (throttle-with 10 1)))
     (flet ((tell (now tell) (actions-of tell retries :now now :throttle throttle)))
       (tell 1000 (lambda (operations call)

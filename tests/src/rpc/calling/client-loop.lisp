@@ -1,4 +1,4 @@
-;;;; Client loops without channels; which loops channels have is in tests/src/client/runtime.lisp.
+;;;; Client loops without channels; for the loops of channels see tests/src/client/runtime.lisp.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.calling)
@@ -13,7 +13,7 @@
     (is (not (loop:run-or-post one (constantly t))))))
 
 (test channels-of-a-key-share-a-pool-while-there-is-one
-  "The first channel's is that of all with its key; after the last channel another one is made."
+  "The first channel's pool is for all with its key; after the last channel another pool is made."
   (let ((pools '()) (loops '()))
     (flet ((begin (key)
              (multiple-value-bind (event-loop pool)
@@ -45,8 +45,8 @@
     (is (not (calling:drive-for nil (new-call) (constantly t))))))
 
 (test as-many-loops-as-processors-within-bounds
-  "Without an option there may be 4 loops to 16; in a simulation 4 on every machine. The option
-MAX-CLIENT-LOOPS counts alone."
+  "Without an option there may be 4 to 16 loops; in a simulation 4 on every machine. The option
+MAX-CLIENT-LOOPS has priority."
   (flet ((limit (processors simulated &rest options)
            (with-replaced (('clgrpc.os:processor-count (constantly processors))
                            ('loop:simulated-p (constantly simulated)))

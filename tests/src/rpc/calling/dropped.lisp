@@ -1,4 +1,4 @@
-;;;; What is called when something has been dropped.
+;;;; The functions that are called for dropped objects.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.calling)
@@ -20,7 +20,7 @@
     (dolist (thread threads) (sb-thread:join-thread thread :default nil :timeout 10))))
 
 (test endings-outlive-a-thread-that-cannot-be-made
-  "What is dropped then is closed with what is dropped next."
+  "Objects dropped then are closed together with those dropped next."
   (let ((failed nil) (done (sb-thread:make-semaphore)))
     (loop for closer = (find "clgrpc closer" (sb-thread:list-all-threads)
                              :key #'sb-thread:thread-name :test #'equal)

@@ -23,7 +23,7 @@
     (is (equal '(3) (serving::call-intercepted '() nil '(3) #'identity)))))
 
 (test interceptors-of-a-channel
-  "They see the options of the stub, and give others; credentials are among them for the transport."
+  "They see the stub's options, and pass others; the transport gets credentials among them."
   (let ((channel (make-instance 'intercepted-test-channel
                                 :interceptors (list (lambda (method request options next)
                                                       (is (eq *test-method* method))

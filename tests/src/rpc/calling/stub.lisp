@@ -1,5 +1,5 @@
-;;;; What stubs of all channels make of their arguments, and the requests they send, on calls
-;;;; without a transport.
+;;;; The arguments of stubs of all channels, and the requests that they send, on calls without a
+;;;; transport.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.calling)
@@ -33,8 +33,8 @@
   (signals misuse (calling:request-generator 5)))
 
 (defun sending-call (accept-p)
-  "A client's call that notes, newest first, what is sent on it while ACCEPT-P says of it that there
-is room, and :closed and :left; and a function that returns that."
+  "Two values: a client's call, and a function that returns its notes, newest first: the messages
+sent while ACCEPT-P is true of them, which means room, and :closed and :left."
   (let ((sent '()))
     (values (new-call :client-p t :future-p (constantly nil)
                       :send (fn (_call message wait-p _compress)
@@ -58,7 +58,7 @@ is room, and :closed and :left; and a function that returns that."
     (is (equal '(:left) (funcall sent)))))
 
 (test requests-of-a-call-that-ends-are-left
-  "Its stub, not the sending, signals the error, with the restart that makes the call again."
+  "Its stub, not the sending, signals the error, with the restart that repeats the call."
   (multiple-value-bind (call sent) (sending-call (constantly t))
     (setf (rpc:call-rpc-method call) nil)
     (calling:send-requests call (lambda ()

@@ -1,4 +1,4 @@
-;;;; Call credentials on channels that carry nothing: they are for secure ones.
+;;;; Call credentials on channels without a transport: they are for secure ones.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.credentials)
@@ -42,7 +42,7 @@
   (loop:make-future))
 
 (test functions-use-up-the-time-of-a-deadline
-  "A future is awaited for as long as is left after the functions among the credentials have run."
+  "A future is awaited for the time that the functions among the credentials have left."
   (let* ((left 1000)
          (credentials (credentials:compose-credentials
                        (fn (&rest _arguments)

@@ -1,10 +1,10 @@
-;;;; Compressions that users register: their names, and the bound that their functions are held to.
+;;;; Compressions that users register: their names, and the limit for their functions.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.encoding)
 
 (defun call-with-encodings (function)
-  "Call FUNCTION, which may register compressions; afterwards there are those of before."
+  "Call FUNCTION, which may register compressions; restore the former ones afterwards."
   (with-changed (encoding::**encodings**) (funcall function)))
 
 (defmacro with-encodings (&body body)
@@ -35,7 +35,7 @@
   (encoding:register-compressor name :compress compress :decompress decompress))
 
 (defun expanded (name octets limit)
-  "What OCTETS, compressed by NAME, are, or how that fails."
+  "The octets decompressed by NAME from OCTETS, or the failure."
   (multiple-value-bind (outcome result length)
       (encoding:expand-octets (encoding::encoding-of-name name) octets 0 (length octets) limit)
     (if (eq :ok outcome)
@@ -70,8 +70,8 @@
     (is (= encoding::+most-encodings+ (length (encoding:encodings))))))
 
 (test compressors-are-bounded
-  "What a user's function writes is cut at the limit, to the octet, however it comes; the function
-is left then."
+  "The output of a user's function is cut at the limit, to the octet, whatever its pieces; the
+function is left then."
   (with-encodings
     (register-pairs)
     (let ((octets (make-octets 100000)))

@@ -26,7 +26,7 @@
   (signals misuse (method:generic-method "a.B/C" :codec "half")))
 
 (test methods-in-a-codec
-  "One for each codec, the same each time; the method itself stays."
+  "There is one for each codec, always the same; the method itself does not change."
   (register-text-codec "words")
   (let* ((codec (encoding:find-codec "words"))
          (method (method:generic-method "a.B/C"))
@@ -47,7 +47,7 @@
     result))
 
 (test codecs-that-fail
-  "Whatever a deserializer does, it comes to a protobuf-error; what is not octets is not sent."
+  "A deserializer's failure of any kind is a protobuf-error; other values than octets are not sent."
   (flet ((type-of-codec (serialize deserialize)
            (encoding:register-codec "failing" :serialize serialize :deserialize deserialize)
            (method:rpc-method-request-type (method:generic-method "a.B/C" :codec "failing"))))

@@ -7,7 +7,7 @@
   (mapcar #'method:rpc-method-kind (method:service-methods (make-instance class))))
 
 (test methods
-  "What define-proto makes of a service."
+  "The methods that define-proto makes for a service."
   (let ((method (method:stub-method 'words.speaker:echo)))
     (is (string= "/words.Speaker/Echo" (method:rpc-method-path method)))
     (is (string= "words.Speaker" (method:rpc-method-service-name method)))
@@ -26,7 +26,7 @@
     (misuse (error) (is (search "is called with a channel" (princ-to-string error))))))
 
 (test stubs-say-which-argument-is-wrong
-  "Fields in the place of the request, and a time-out without its keyword."
+  "Fields in place of the request, and a time-out without its keyword."
   (flet ((refusal (&rest arguments)
            (handler-case (progn (apply #'words.speaker:echo arguments) "it was called")
              (misuse (error) (princ-to-string error)))))
@@ -42,7 +42,7 @@
                  (is (search reason text) "~A" text))))))
 
 (defun definition-places (name kind file)
-  "The words in FILE, and the names of other files, that NAME, of a KIND, is said to be defined at."
+  "The words in FILE, and the names of other files, at the reported definitions of NAME, of a KIND."
   (loop with text = (uiop:read-file-string file)
         for source in (sb-introspect:find-definition-sources-by-name name kind)
         for pathname = (sb-introspect:definition-source-pathname source)
@@ -89,7 +89,7 @@ service Teller { rpc Tell(Word) returns (Word);~%  rpc TellAll(Word) returns (st
     (misuse (error) (princ-to-string error))))
 
 (test handlers-have-the-lambda-list-of-handlers
-  "A method with another one is refused with the one that is wanted: without keywords, with optional
+  "A method with another lambda list is refused with the right one: without keywords, with optional
 parameters, or with another number of required ones."
   (dolist (lambda-list '(((service words:speaker) request)
                          ((service words:speaker) request &optional call)
@@ -100,8 +100,8 @@ parameters, or with another number of required ones."
       (is (search "(service request &key call), not (" refusal)))))
 
 (test handlers-get-no-keyword-but-call
-  "A keyword that handlers never get is refused with its name where the handler is defined; so is
-one with a default or another variable. Methods for other targets may have any."
+  "A keyword that handlers never get is refused by name where the handler is defined; so is one with
+a default or another variable. Methods for other targets may have any."
   (dolist (parameter '(context (context 1) ((:context it))))
     (is (search "gets no keyword argument but :CALL, its call, so :CONTEXT would always be nil"
                 (refusal #'evaluate
@@ -124,7 +124,7 @@ one with a default or another variable. Methods for other targets may have any."
               (refusal #'apply #'words.speaker:join '()))))
 
 (test services-have-methods
-  "An object that can never serve a call is refused, a service class without an RPC method is not."
+  "An object that can never serve a call is refused; a service class without an RPC method is not."
   (is (search "has no methods: its class is a subclass of SERVICE"
               (refusal #'method:check-service (make-instance 'method:service))))
   (is (search "is not a service: give instances" (refusal #'method:check-service 'words:speaker)))
@@ -139,8 +139,8 @@ service Mute {}"))
               (refusal #'method:make-generic-service (lambda (request call) (list request call))))))
 
 (test handlers-are-for-requests
-  "A method whose second argument is of a class that no request is of would never be called, so it
-is refused: arguments in the wrong order, and another message."
+  "A method would never be called if its second argument has a class of no request, so it is
+refused: arguments in the wrong order, and another message."
   (flet ((refusal (form) (refusal #'evaluate form)))
     (dolist (method '(words.speaker:echo words.speaker:join))
       (is (search (format nil "The second argument of a handler of ~S is the " method)
@@ -170,7 +170,7 @@ is refused: arguments in the wrong order, and another message."
   (handler-bind ((warning #'muffle-warning)) (eval form)))
 
 (defun answer (binding service)
-  "What BINDING does for SERVICE."
+  "The value of BINDING for SERVICE."
   (words:word-text (funcall (method:binding-function binding) service (words:make-word :text "x")
                             :the-call)))
 
@@ -180,7 +180,7 @@ is refused: arguments in the wrong order, and another message."
                ,text)))
 
 (test bindings
-  "One for each class; each change of the methods is published in it at once."
+  "There is one for each class; each change of the methods is published in it at once."
   (evaluate '(progn (defclass base (words:speaker) ())
                     (defclass derived (base) ())))
   (let* ((service (make-instance 'derived))
@@ -214,7 +214,7 @@ is refused: arguments in the wrong order, and another message."
     (is (string= "derived other" (answer binding service)))))
 
 (test services-are-defined-again-in-silence
-  "An unchanged file says nothing at the REPL, nor one that changed, and handlers stay."
+  "Neither an unchanged file nor a changed one causes warnings at the REPL, and handlers stay."
   (flet ((define-again (more)
            (let ((warnings '()))
              (list (with-output-to-string (*error-output*)
@@ -250,7 +250,7 @@ rpc Tell~D(Word) returns (Word); }" more (length more)))))))
     (signals status:unimplemented (answer binding (make-instance 'single)))))
 
 (test publishing-while-loading
-  "Bindings are made in one thread while another compiles and defines: no deadlock, nothing lost."
+  "One thread makes bindings while another compiles and defines: no deadlock, nothing lost."
   (evaluate '(defclass shared (words:speaker) ()))
   (define-answer shared (words:make-word :text "shared"))
   (let* ((done nil)

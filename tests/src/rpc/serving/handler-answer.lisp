@@ -1,4 +1,4 @@
-;;;; How handlers are called, and what is told of answers that cannot be sent.
+;;;; The calls of handlers, and the reports about answers that cannot be sent.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.serving)

@@ -1,4 +1,4 @@
-;;;; Tables of routes, whoever serves.
+;;;; Tables of routes, for any server.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.serving)

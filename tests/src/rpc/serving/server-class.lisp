@@ -1,4 +1,4 @@
-;;;; Servers and their acceptors, whatever carries their calls.
+;;;; Servers and their acceptors, for any transport.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.serving)

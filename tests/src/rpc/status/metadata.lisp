@@ -1,10 +1,10 @@
-;;;; Metadata: what may be sent.
+;;;; Metadata: valid entries.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.status)
 
 (test entries-that-may-be-sent
-  "Those that a user may send are those that a gateway may forward."
+  "A gateway may forward the entries that a user may send."
   (loop for (name value right)
           in `(("x" "" t) ("x" "a" t) ("x" " ~" t) ("x" ,(string (code-char 31)) nil)
                ("x" ,(string (code-char 127)) nil) ("x" "é" nil) ("a.b_c-9" "a" t) ("A" "a" nil)
@@ -22,15 +22,15 @@
                "~S" metadata)))
 
 (test metadata-refused
-  "What gRPC reserves, or HTTP/2 cannot carry, is the caller's error, named."
+  "An entry that gRPC reserves, or HTTP/2 cannot carry, is the caller's error, which names it."
   (dolist (bad '((("Upper" . "x")) (("" . "x")) ((":path" . "/")) (("grpc-status" . "0"))
                  (("content-type" . "x")) (("te" . "trailers")) (("a b" . "x"))
                  (("x" . "é")) (("x" . 5)) (("x-bin" . "text")) ("x") "x: 1"))
     (signals misuse (status:check-metadata bad))))
 
 (test what-is-refused-is-not-shown
-  "A value may be secret, such as a token that was read with the end of its line; so may a name,
-which may have been given in place of the value."
+  "A value may be secret, such as a token that was read with the end of its line; so may a name that
+was given in place of the value."
   (flet ((text (metadata)
            (misuse-text (nth-value 1 (ignore-errors (status:check-metadata metadata))))))
     (dolist (bad '("s3cret" ("s3cret") (("x" . "s3cret

@@ -25,7 +25,7 @@
   (signals misuse (status:control-status :no-such-status "x")))
 
 (test numbers-without-a-keyword-are-sent-in-the-details
-  "FAIL with such a number is :unknown, with details that have the number and the message."
+  "FAIL with such a number gives :unknown, with details that have the number and the message."
   (handler-case (status:fail 99 "odd" :details (list (google.rpc:make-status :code 5)))
     (status:unknown (error)
       (let ((sent (protobuf:parse-message 'google.rpc:status
@@ -35,7 +35,7 @@
         (is (= 1 (length (google.rpc:status-details sent))))))))
 
 (test condition-classes
-  "Each status has its condition class; the report is one line that says what matters."
+  "Each status has its condition class; the report is one line with the important data."
   (signals status:not-found (status:fail :not-found "no Ada here"))
   (signals misuse (status:fail :ok "well"))
   (signals misuse (status:fail :not-fund "no Ada here"))
@@ -51,8 +51,7 @@
     (is (search "127.0.0.1:1" (princ-to-string error)))))
 
 (test reports-are-one-line
-  "What a peer has written into a message neither ends the line of the report nor reaches a terminal
-as it came."
+  "A peer's text in a message neither ends the line of the report nor reaches a terminal unchanged."
   (let ((report (princ-to-string
                  (status:make-rpc-error :internal :cause (format nil "a~%b")
                                                :message (format nil "x~%y~C[2Jz" (code-char 27))))))

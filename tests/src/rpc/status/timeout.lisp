@@ -4,7 +4,7 @@
 (in-suite :clgrpc.status)
 
 (test parse-timeout
-  "All units, one to eight digits, nothing else."
+  "All units, one to eight digits, no other text."
   (flet ((parsed (string) (status:parse-timeout (ascii-octets string))))
     (is (= 1 (parsed "1n")))
     (is (= 2000 (parsed "2u")))
@@ -26,7 +26,7 @@
   (is (typep (status:deadline-in (seconds-ns 1d300) (monotonic-ns)) 'status:deadline)))
 
 (test encode-timeout
-  "The finest unit that fits, rounded up, so that nobody gives up early; and it parses back."
+  "The finest unit that fits, rounded up, so that no end gives up early; and it parses back."
   (flet ((encoded (ns) (map 'string #'code-char (status:encode-timeout ns))))
     (is (string= "1n" (encoded 0)))
     (is (string= "1n" (encoded -5)))

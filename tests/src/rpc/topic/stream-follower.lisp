@@ -1,4 +1,4 @@
-;;;; Streams that resume: what breaks them, what ends them, what is never told twice.
+;;;; Streams that resume: breaks, ends, and messages that must not be delivered twice.
 
 (in-package #:clgrpc.tests.topic)
 
@@ -26,7 +26,7 @@
       (is (equal '(1 2 3 4 5 6 7 8 9 10) (reverse told))))))
 
 (test streams-that-have-lost-messages
-  "The user sees to it, and says where to go on; or the error is signalled."
+  "The user handles the loss, and returns the position to continue at; or the error is signalled."
   (let ((lost 0) (told '()))
     (with-probe (channel) (:watch (lambda (note call)
                                     (when (plusp (number-of note)) (grpc:fail :out-of-range "gone"))
@@ -62,8 +62,8 @@
       (is (< 2 count)))))
 
 (test streams-without-messages-are-followed
-  "A stream that has nothing to say for longer than the patience, and breaks, is not one that cannot
-be had."
+  "A stream without messages for longer than the patience that then breaks does not count as
+unavailable."
   (let ((count 0))
     (with-probe (channel) (:watch (fn (_note call)
                                     (when (< (incf count) 4)
@@ -74,7 +74,7 @@ be had."
       (is (= 4 count)))))
 
 (test errors-of-followers-functions
-  "They are the user's, and end the call."
+  "They are signalled to the user, and end the call."
   (let ((ended (make-signal)))
     (with-probe (channel) (:watch (fn (_note call)
                                     (grpc:on-cancel call (lambda () (signal-it ended)))
@@ -95,7 +95,7 @@ be had."
                     (grpc:misuse (error) (princ-to-string error))))))))
 
 (test a-topic-is-followed
-  "A client whose server goes has all of what its topic keeps, from the next server."
+  "A client whose server stops gets all that its topic keeps from the next server."
   (let ((topic (grpc:make-topic :past 100)) (told '()))
     (flet ((serve (&rest options)
              (apply #'start-probe (list :watch (lambda (note call)

@@ -1,11 +1,11 @@
-;;;; Topics: that all get everything in one order, over several loops and within the image; what
-;;;; becomes of those that do not read; positions; the end.
+;;;; Topics: all subscribers get all messages in one order, over several loops and within the image;
+;;;; subscribers that do not read; positions; the end.
 
 (in-package #:clgrpc.tests.topic)
 
 (defparameter *narrow*
   '(:stream-window-octets 65535 :connection-window-octets 65535)
-  "Options of a channel that takes little of what it does not read.")
+  "Options of a channel that accepts little that its user does not read.")
 
 (defmacro with-topic ((topic channel &rest arguments) (&key options channel-options events)
                       &body body)
@@ -24,7 +24,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
   (getf (grpc:topic-statistics topic) :subscribers))
 
 (defun subscribe-all (topic channels &key (from -1))
-  "A call on each of CHANNELS, all of which TOPIC knows."
+  "A call on each of CHANNELS, once TOPIC has them all."
   (let* ((before (subscribers topic))
          (calls (mapcar (lambda (channel) (watch channel (note from))) channels)))
     (wait-until (lambda () (= (+ before (length channels)) (subscribers topic))))
@@ -43,7 +43,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
                   (grpc:misuse (error) (princ-to-string error)))))))
 
 (test all-subscribers-get-everything
-  "In one order, over two loops of the server, from several threads."
+  "They get it in one order, over two loops of the server, from several threads."
   (with-topic (topic channel) (:options '(:loops 2))
     (let* ((channels (loop repeat 6 collect (grpc:make-channel (grpc:channel-target channel))))
            (calls (subscribe-all topic channels)))
@@ -75,7 +75,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
     (is (= 4 (number-of (ask channel (note 2)))))))
 
 (test positions
-  "A call begins behind the number that it names, if what follows is kept."
+  "A call begins after the number that it names, if the following messages are kept."
   (with-topic (topic channel :past 3) ()
     (dotimes (i 5) (grpc:broadcast topic (note (* 10 (1+ i)))))
     (flet ((from (position count)
@@ -110,7 +110,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
         do (grpc:broadcast topic (note i :body 10000))))
 
 (test a-slow-subscriber-is-ended
-  "And nobody else hears of that."
+  "No other subscriber notices this."
   (with-topic (topic channel :queue 10) (:channel-options *narrow*)
     (grpc:with-channel (other (grpc:channel-target channel))
       (let* ((slow (first (subscribe-all topic (list channel))))
@@ -132,7 +132,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
         (sb-thread:join-thread reader)))))
 
 (test slow-subscribers-lose-messages
-  "The newest, or the oldest that wait; what they get is in order."
+  "They lose the newest, or the oldest waiting ones; the messages that they get are in order."
   (dolist (slow '(:drop-oldest :drop-newest))
     (with-topic (topic channel :slow slow :queue 5) (:channel-options *narrow*)
       (let ((call (first (subscribe-all topic (list channel)))))
@@ -149,7 +149,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
           (is (eq (eq slow :drop-oldest) (= 499 (first numbers)))))))))
 
 (test a-call-has-several-topics
-  "Each sends its messages in order, while others send on the same call and it is not read."
+  "Each sends its messages in order, while others send on the same call and nobody reads it."
   (let ((topics (loop repeat 3 collect (grpc:make-topic :queue 1000))))
     (with-probe (channel :channel-options *narrow*)
         (:watch (fn (_note call) (dolist (topic topics call) (grpc:subscribe topic call))))
@@ -169,7 +169,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
         (is (null (grpc:receive call)))))))
 
 (test the-past-is-not-what-a-call-has-not-read
-  "A call that begins with more messages than may wait is not slow; later its limit is as others'."
+  "A call that begins with more messages than may wait is not slow; later it has the usual limit."
   (dolist (slow '(:end :drop-newest))
     (let ((topic (grpc:make-topic :past 30 :queue 2 :slow slow)))
       (flood topic 30)
@@ -186,7 +186,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
             (grpc:cancel call)))))))
 
 (test the-end-of-a-topic
-  "Calls get what was broadcast before, then its status; later ones that at once."
+  "Calls get the messages broadcast before, then its status; later calls get that at once."
   (with-topic (topic channel) ()
     (let ((call (first (subscribe-all topic (list channel)))))
       (dotimes (i 3) (grpc:broadcast topic (note i)))
@@ -238,8 +238,8 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
       (is (zerop (subscribers topic)) "it has ended"))))
 
 (defmacro with-filtered-topic ((topic before filtered after &key events) filter &body body)
-  "Evaluate BODY with three calls that subscribe to TOPIC: FILTERED has FILTER, a form, for what it
-sends."
+  "Evaluate BODY with three calls that subscribe to TOPIC: FILTERED has FILTER, a form, for its
+messages."
   `(let ((,topic (grpc:make-topic)) (filter ,filter))
      (with-probe (channel :events ,events)
          (:watch (lambda (note call)
@@ -250,7 +250,7 @@ sends."
            ,@body)))))
 
 (test a-filter-that-fails-ends-its-call
-  "And nobody else hears of that."
+  "No other subscriber notices this."
   (with-filtered-topic (topic before bad after :events (:topic-error))
       (lambda (note) (if (= 20 (number-of note)) (error "No.") note))
     (is (equal '(1 2 3) (loop for i in '(10 20 30) collect (grpc:broadcast topic (note i)))))
@@ -262,9 +262,9 @@ sends."
     (is (= 2 (subscribers topic)))))
 
 (defun check-left-broadcast (leave catch)
-  "Check that all calls get a message though LEAVE, a function, makes the thread that broadcasts it
-leave while one sends it. CATCH is called with the function that broadcasts, and is true if that was
-left."
+  "Check that all calls get a message though LEAVE, a function, makes a non-local exit from the
+broadcast while a call is sent it. CATCH is called with the function that broadcasts, and returns
+true if that was left."
   (let ((thread sb-thread:*current-thread*) (left nil))
     (with-filtered-topic (topic before filtered after)
         (lambda (note)
@@ -290,7 +290,7 @@ left."
                             (sb-ext:timeout () t)))))
 
 (test messages-that-are-too-long
-  "If nothing may be missing the call ends; otherwise they are counted as dropped."
+  "If none may be missing the call ends; otherwise they are counted as dropped."
   (dolist (slow '(:end :drop-oldest))
     (with-topic (topic channel :slow slow) (:options '(:max-send-octets 5000)
                                             :events (:topic-error))
@@ -308,7 +308,7 @@ left."
         (is (>= 1 (length (events-of :topic-error))))))))
 
 (test wrong-messages-are-the-senders-error
-  "Also while another thread sends what waits. No call gets one, or the number of one."
+  "Even while another thread sends waiting messages. No call gets one, or its number."
   (with-topic (topic channel :queue 1000) ()
     (let ((call (first (subscribe-all topic (list channel)))))
       (loop for i from 1 to 100
@@ -338,7 +338,7 @@ left."
     (is (grpc:close-topic topic))))
 
 (test only-streams-of-answers-subscribe
-  "Neither a client's end nor a call with one answer does."
+  "A client's end and a call with one answer are refused."
   (let ((topic (grpc:make-topic)))
     (with-probe (channel :events (:handler-error))
         (:ask (fn (_note call) (grpc:subscribe topic call))
@@ -349,7 +349,7 @@ left."
       (is (= 0 (subscribers topic))))))
 
 (test many-subscribers
-  "Many streams of one channel have each of some messages once, in order."
+  "Many streams of one channel get each of some messages once, in order."
   (with-topic (topic channel) ()
     (let ((calls (subscribe-all topic (make-list (support:at-length 200 900)
                                                  :initial-element channel))))
