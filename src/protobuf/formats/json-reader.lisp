@@ -78,7 +78,7 @@ sign."
   "The floats that JSON has as strings.")
 
 (defun float-of (kind digits exponent negative)
-  "The float of KIND nearest to the number, or nil if it is too large."
+  "The float of KIND nearest to DIGITS with EXPONENT, or nil if the number is too large."
   (if (eq kind :float)
       (digits-single digits exponent negative)
       (digits-double digits exponent negative)))

@@ -88,7 +88,7 @@ its file; or nil."
 
 (defun correct-source (source name kind)
   "Make SOURCE, SBCL's definition source of NAME as a KIND, lead to the .proto file that defined
-NAME, if one did and was read from disk. Return SOURCE."
+NAME, if there is one that was read from disk. Return SOURCE."
   (multiple-value-bind (descriptor file) (find-definition name kind)
     (let* ((path (and descriptor (file-descriptor-source file)))
            (pathname (and path (parse-native path)))

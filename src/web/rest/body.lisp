@@ -188,7 +188,7 @@ octets."
 (defun body-parts (route match query parameters octets end)
   "Return the parts of OCTETS up to END, the body of a request of ROUTE, one for each message of the
 request: for a stream up to +MOST-MESSAGES+, else one. BIND-MESSAGE gives each message the values in
-MATCH and PARAMETERS, of QUERY. A part is a cons of where it begins and ends. Signal REQUEST-ERROR
+MATCH and PARAMETERS, of QUERY. A part is a cons of its start and its end. Signal REQUEST-ERROR
 if there are too many parts, if OCTETS are obviously not JSON, or if too much would be bound."
   (let* ((parts (cond ((not (streamed-p route)) (list (cons 0 end)))
                       ((route-raw-body route) (pieces end))

@@ -201,8 +201,8 @@ whatever length the message announces; not for a short one."
       (is (= 0 (first (first (unpacked exchange))))))))
 
 (test compressed-noise
-  "A random compressed message is read or is too long; a changed one ends its call with a status,
-mostly :internal, and the server continues."
+  "An unchanged compressed message is read or is too long; a changed one ends its call with a
+status, mostly :internal, and the server continues."
   (let* ((seed (random 1000000 (make-random-state t)))
          (random (sb-ext:seed-random-state seed))
          (statuses '()))

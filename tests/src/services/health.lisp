@@ -135,7 +135,7 @@
       (is (equal "more than 100 services" (grpc:rpc-error-message condition))))))
 
 (test watchers-of-another-name-are-left
-  "A change reaches the watchers of its name, in which case matters."
+  "A change reaches only the watchers of its name; names may differ by case alone."
   (with-health (server service channel)
     (let ((call (watch-health channel "Late")) (other (watch-health channel "late")))
       (is (eq :service-unknown (next-status call)))

@@ -88,7 +88,7 @@
         (is (stringp (princ-to-string message)))))))
 
 (test concatenation-is-merging
-  "Reading two concatenated messages equals merging the second into the first, by both coders."
+  "Reading two concatenated messages gives the same message in the plain and the deferred way."
   (with-seed ()
     (dotimes (i 200)
       (let* ((a (serialize (random-message "clgrpc.test.All" 0)))
