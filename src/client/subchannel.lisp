@@ -167,7 +167,7 @@ CONNECTION-SET."
   (dolist (link (connection-set-links connection-set))
     (unless (find-address (connection-set-addresses connection-set) (client-link-peer link))
       (setf (client-link-draining link) t
-            (connection-set-useless connection-set) 0) ; the server is not to blame
+            (connection-set-useless connection-set) 0) ; not the fault of the server
       (drain-link connection-set link "the server's addresses have changed")))
   (mapc #'connect (connection-set-owners connection-set)))
 
@@ -284,7 +284,7 @@ if the server did not listen."
 (defun link-due (connection-set link event)
   "Leave or end LINK, of CONNECTION-SET, according to EVENT, a value of WIRE:LINK-EVENT."
   (setf (client-link-draining link) t
-        (connection-set-useless connection-set) 0) ; the server is not to blame
+        (connection-set-useless connection-set) 0) ; not the fault of the server
   (ecase event
     (:idle (drain-link connection-set link "no calls for a while"))
     (:age (drain-link connection-set link "the connection is old"))

@@ -7,7 +7,7 @@
 
 (in-package #:clgrpc.trace)
 
-(declaim (inline make-record))          ; so that ids stay words
+(declaim (inline make-record))          ; so that ids are not boxed
 (defstruct (record (:include span-context) (:copier nil))
   "The data of tracing about a call."
   (tracing nil :type tracing :read-only t) ; the tracing of the call

@@ -21,7 +21,7 @@
   (low 0 :type id :read-only t)         ; the other
   (id 0 :type id :read-only t))         ; the span id
 
-(declaim (inline make-trace-context))   ; so that ids stay words
+(declaim (inline make-trace-context))   ; so that ids are not boxed
 (defstruct (trace-context (:include span-context) (:conc-name context-) (:copier nil))
   "The place of a span in its trace, and the data that go with it from process to process. A context
 that has only a baggage is BARE-P: it is in no trace."

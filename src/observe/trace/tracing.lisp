@@ -6,7 +6,7 @@
 
 (defstruct (tracing (:constructor %make-tracing) (:copier nil) (:predicate nil))
   "See MAKE-TRACING."
-  (limits nil :type tracing-options :read-only t) ; how much spans and queues may have
+  (limits nil :type tracing-options :read-only t) ; the limits of spans and queues
   (sampler nil :type sampler :read-only t) ; decides which traces are recorded
   ;; the bound of sampling without a parent: see ROOT-BOUND
   (bound +no-bound+ :type sb-ext:word :read-only t)
