@@ -14,7 +14,7 @@
 
 (defun parse-targets (object path)
   (multiple-value-bind (targets present) (config:object-field object "targets" path)
-    (unless present (config:config-error (config:member-path path "targets") "it is required"))
+    (unless present (config:config-error (config:member-path path "targets") "must be given"))
     (loop with path = (config:member-path path "targets")
           for (key . value) in (config:object-members targets)
           for name = (config:key-name key)

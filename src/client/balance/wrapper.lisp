@@ -28,5 +28,5 @@
   "The POLICY-CONFIG in the field NAME of OBJECT, a list of policies as in loadBalancingConfig."
   (multiple-value-bind (list present) (config:field object name)
     (let ((path (config:member-path path name)))
-      (unless present (config:config-error path "it is required"))
+      (unless present (config:config-error path "must be given"))
       (config:parse-balancing list path))))

@@ -196,7 +196,7 @@ Otherwise the breaker would wait for the end of a stream that does not exist."
            (breaker (client::ensure-breaker (the-subchannel channel))))
       (client::look-at core (lambda () (setf (client::breaker-state breaker) :half-open)))
       (let ((trial (chat channel :open)))
-        (is (search "one is tried" (princ-to-string (caught (ask channel (note 1))))))
+        (is (search "a trial call is under way" (princ-to-string (caught (ask channel (note 1))))))
         (speak trial 1)
         (is (= 2 (number-of (ask channel (note 1)))))
         (is (eq :closed (client::breaker-state breaker)))
