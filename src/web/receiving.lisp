@@ -2,8 +2,8 @@
 ;;;; unless it arrives complete. Messages in envelopes, a flag and a length of five octets as in
 ;;;; gRPC, are read by the same code as gRPC's, with its limits.
 ;;;;
-;;;; Wire holds back a client whose messages are not read: over HTTP/2 by the window; over HTTP/1.1
-;;;; the connection is not read.
+;;;; The code of wire holds back a client whose messages are not read: over HTTP/2 by the window;
+;;;; over HTTP/1.1 the connection is not read.
 
 (in-package #:clgrpc.web)
 

@@ -16,7 +16,7 @@
 (in-package #:clgrpc.logs)
 
 (defconstant +gathered-octets+ 65536
-  "The number of octets up to which entries are written together.")
+  "Entries are written together up to this number of octets.")
 
 (defstruct (entry-file (:constructor %make-entry-file) (:copier nil))
   "The file to which entries are written."

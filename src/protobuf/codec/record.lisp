@@ -181,8 +181,8 @@ the last one or, for messages, the result of merging."
       (string= "pb.cpp" (descriptor-full-name field))))
 
 (defun write-written (record)
-  "Write the content of RECORD, options or a part of options that protoc knows: standard options by
-number, each custom option as it was written."
+  "Write the content of RECORD, which is options, or a part of options, that protoc knows: standard
+options by number, each custom option as it was written."
   (let ((standard (make-record (record-message record))))
     (setf (record-entries standard)
           (remove-if-not #'standard-field-p (record-entries record) :key #'first))
