@@ -298,7 +298,7 @@ one."
   (vetoes '() :type list)               ; the vetoes on the use of its connection, newest first
   ;; the state that follows from LINK-STATE and VETOES, which its balancer sees
   (state :idle :type connectivity)
-  (watchers '() :type list)             ; called with it when LINK-STATE changes
+  (watchers '() :type list)             ; functions called when LINK-STATE changes
   (listener nil :type (or null function)) ; the function that is called at each attempt's end, see
                                           ; ADD-LISTENER
   (breaker nil :type (or null breaker)) ; the circuit breaker, if the channel is guarded

@@ -1,5 +1,5 @@
 ;;;; Messages as octets: Protocol Buffers, or JSON (protobuf.dev, "ProtoJSON format"). In JSON,
-;;;; unknown members are skipped, as by the peers of these protocols.
+;;;; unknown members are skipped, as peers of these protocols do.
 
 (in-package #:clgrpc.web)
 

@@ -58,8 +58,8 @@ independently of the others, or refused."
       (incf (stream-queue-unpicked-count (core-stream-queue core)) change)))
 
 (defun enter-queue (queued-attempt queue server)
-  "Put QUEUED-ATTEMPT, which is in no queue, at the end of QUEUE; SERVER, or nil, was picked for its
-call."
+  "Put QUEUED-ATTEMPT, which is in no queue, at the end of QUEUE. SERVER was picked for its call; it
+is nil if none was."
   (let* ((core (client-call-core (queued-attempt-call queued-attempt)))
          (stream-queue (core-stream-queue core)))
     (setf (queued-attempt-server queued-attempt) server)

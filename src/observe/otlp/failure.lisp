@@ -57,7 +57,7 @@ that doubles with each failure."
     (* longest (+ 0.5d0 (random 0.5d0 random-state)))))
 
 (defun delay-after (error failures random-state)
-  "The seconds to wait after ERROR, the last of FAILURES, a number, in a row."
+  "The seconds to wait after ERROR, with which the last of FAILURES attempts in a row failed."
   (let ((told (told-delay error)))
     (if (and told (plusp told))
         (max +shortest-told-seconds+ told)

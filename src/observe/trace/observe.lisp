@@ -87,7 +87,7 @@ beginning."
     (add-event attempt-span "Delayed LB pick complete" '())))
 
 (defun begin-attempt-span (record call key number transparent)
-  "Begin the span of an attempt of CALL, which comes after NUMBER others, store it under KEY, and
+  "Begin the span of the attempt of CALL that comes after NUMBER others, store it under KEY, and
 return it."
   (let ((span (begin-span (record-tracing record) (record-queue record)
                           (span-title "Attempt" call) :internal (child-context record)

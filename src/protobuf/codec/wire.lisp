@@ -222,8 +222,8 @@ VALUE and the position NEXT after them."
   `(plusp (rest-length)))
 
 (defmacro take-short (reader &optional (function 'progn))
-  "Read the varint at AT: if it is a single octet, return FUNCTION of that, else the value of
-READER."
+  "Read the varint at AT: if it is a single octet, return FUNCTION of the octet, else the
+value of READER."
   `(if (and (more-p) (< (%octet-at octets at) 128))
        (let ((value (%octet-at octets at)))
          (step-by 1)
@@ -357,7 +357,7 @@ octet that is not UTF-8, its escape."
          (* 2 (count-if #'escape-p (truly-the wide-string string)))))) ; counted as three
 
 (define-hot read-bytes ((octets octets) (at index) (end index)) (values octets index)
-  "Read a length and as many octets."
+  "Read a length and that many octets."
   (with-delimited (start stop)
     (values (subseq-octets octets start stop) stop)))
 

@@ -303,7 +303,7 @@ charged to the allowance for the octets that the message copies."
           (decf (writing-anys ,writing))))
 
 (defun written-text (writing as)
-  "The written text: a string, or with AS :OCTETS its UTF-8."
+  "The written text: a string or, if AS is :OCTETS, the text in UTF-8."
   (check-text-size writing)
   (let ((buffer (writing-buffer writing)))
     (ecase as

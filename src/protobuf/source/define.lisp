@@ -288,7 +288,7 @@ in last."
         `(evaluate-forms ',(loop for file in files append (file-forms file nil)) ',name))))
 
 (defun evaluate-forms (forms name)
-  "Evaluate the top-level FORMS in order, wherever DEFINE-PROTO stands at the REPL; return NAME."
+  "Evaluate the top-level FORMS in order, even inside another form at the REPL; return NAME."
   (with-compilation-unit ()
     (mapc #'eval forms))
   name)

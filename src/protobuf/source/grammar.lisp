@@ -131,8 +131,8 @@ OWNER is the descriptor of the surrounding message, or nil for an extension at t
 ;;; Maps
 
 (defun camel-case (name up)
-  "NAME without its underscores, with the letters after them in upper case, and with the first
-letter in upper case if UP."
+  "NAME without its underscores. A letter after an underscore is made upper case, and if UP is true,
+the first letter too."
   (with-output-to-string (out)
     (loop for char across name
           do (cond ((char= char #\_) (setf up t))
