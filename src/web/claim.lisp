@@ -52,8 +52,8 @@ constant NAME is made into octets when the call is compiled."
   `(field-text (header ,fields ,name)))
 
 (defun parse-header (field function)
-  "The result of FUNCTION for the value of FIELD, a header, never nil. FIELD caches the result, so a
-repeated header is read once. Always use the same function for the same header."
+  "The result of FUNCTION, which is never nil, for the value of FIELD, a header. FIELD caches the
+result, so a repeated header is read once. Always use the same function for the same header."
   (or (hpack:field-memo field)
       (setf (hpack:field-memo field) (funcall function (hpack:field-value-string field)))))
 

@@ -93,7 +93,8 @@ EXEMPLARS is true."
                       (and exemplars (map-series #'exemplars metrics role reader)))))
 
 (defun method-record-points (metrics role at &optional scale)
-  "Points of the counter, or histogram of SCALE, at AT of method records."
+  "The points of the method records of ROLE for the instrument at AT: a histogram if SCALE is given,
+else a counter."
   (let ((pairs (loop for target-record in (target-records metrics role)
                      append
                      (loop for method-record in (target-record-method-records-of target-record)

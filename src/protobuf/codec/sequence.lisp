@@ -130,8 +130,8 @@ ends at malformed octets and at a length or tag of more than two octets."
   "The most octets of memory in which strings are made at once, while the collector waits.")
 
 (defconstant +carve-p+ (known-heap-p)
-  "True if pieces of a vector may become objects. The collectors of some versions of SBCL may have
-to know every object.")
+  "True if pieces of a vector may become objects: not with every version of SBCL, since a collector
+may have to know every object.")
 
 (define-leaf %read-strings ((octets octets) (at index) (end index) (tag (unsigned-byte 14))
                             (vector simple-vector) (count index) (piece octets))

@@ -184,7 +184,7 @@ many elements these are: all of the COUNT but seven at most."
                                 rests)
                   :masks (some))
                  "Write the varints of the COUNT elements at FROM to TO, eight at a time while there
-are eight and 64 octets are left of ROOM. Return how many elements and octets that were."
+are eight and 64 octets are left of ROOM. Return how many elements and octets these were."
                (inst xor done done)
                (inst xor here here)
                (broadcast shifts next #x312A231C150E0700)
@@ -233,9 +233,9 @@ are eight and 64 octets are left of ROOM. Return how many elements and octets th
                            septets one seven low pairs quads)
                   :masks (some others))
                  "Read varints of the COUNT octets at FROM into the elements at TO while there is
-room for eight of ROOM elements and 64 octets are left. Return how many elements and octets that
-were. The octets are processed 1,024 at a time: first the ends of all varints become the bits of
-SCRATCH, seventeen words, so that the position to continue at is known early."
+room for eight of ROOM elements and 64 octets are left. Return how many elements and octets
+these were. The octets are processed 1,024 at a time: first the ends of all varints become the bits
+of SCRATCH, seventeen words, so that the position to continue at is known early."
                (inst xor done done)
                (inst xor here here)
                (broadcast places next #x0706050403020100) ; of octets in eight
@@ -348,7 +348,7 @@ SCRATCH, seventeen words, so that the position to continue at is known early."
            `((define-kernel ,pack ((from :sap) (count :count) (to :sap) (room :count)) (done here)
                  (:integers (value size spread septets) :shift shift)
                  "Write the varints of the COUNT elements at FROM to TO, while eight octets of ROOM
-are left, or ten for a varint that takes ten. Return how many elements and octets that were."
+are left, or ten for a varint that takes ten. Return how many elements and octets these were."
                (inst xor done done)
                (inst xor here here)
                (inst mov septets +septets+)

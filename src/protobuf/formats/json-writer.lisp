@@ -56,7 +56,7 @@ type may have the name of a type with such a form, but other fields."
   (eq :any (text-layout-form (json-text-layout layout))))
 
 (defun json-key (name)
-  "The octets of NAME as a member's name, colon and all."
+  "The octets of NAME as the name of a member, with the quotes and the colon."
   (let ((buffer (make-buffer :size 32)))
     (append-json-string buffer name)
     (append-octet buffer (char-code #\:))

@@ -202,8 +202,7 @@ message, with nil for one whose only field is a proto3 optional one."
   (fill-descriptor (make-oneof-descriptor) (wire-fields octets) 2 scope path))
 
 (defun read-range (octets after)
-  "The pair (first . last) of the range in OCTETS; the end that is written there is AFTER the last
-number."
+  "The pair (first . last) of the range in OCTETS, whose written end is the last number plus AFTER."
   (let ((fields (wire-fields octets)))
     (cons (wire-number fields 1 0) (- (wire-number fields 2 0) after))))
 

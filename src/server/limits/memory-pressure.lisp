@@ -122,8 +122,8 @@ collected."
     (when (and searched (plusp missing))
       (let* ((server (largest-user-server))
              (held (if server (account-sum (server-account server)) 0)))
-        ;; Ending a connection helps only if connections hold the missing octets. An octet
-        ;; that is freed makes room for two, and connections may hold twice the octets that they are charged with.
+        ;; Ending a connection helps only if connections hold the missing octets. A freed octet
+        ;; makes room for two, and connections may hold twice the octets that they are charged with.
         (when (or (and (plusp urgent) (<= urgent (* 4 held)))
                   (and pressure (<= missing (* 2 held))))
           (ask-to-give-way server 0))))
