@@ -104,8 +104,8 @@ may have become unnecessary."
       (not (client-call-wait-for-ready call))))
 
 (defconstant +picks-for-links+ 16
-  "The most further picks for a waiting call, which look for a server that may have another
-connection.")
+  "The most further picks by which a server that may have another connection is sought for a waiting
+call.")
 
 (defun ask-for-some-link (core call picked)
   "Ask for another link of PICKED, on which CALL finds no stream. If PICKED has as many links as it

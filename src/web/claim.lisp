@@ -177,8 +177,8 @@ rejected, or nil."
   "The most characters of a method's path.")
 
 (defun find-web-route (table target &optional (end (length target)))
-  "The route of TABLE for the path in TARGET, a string, which ends at END; or nil. A method with a
-codec of its own is gRPC's only."
+  "The route of TABLE for the path in TARGET, a string, which ends at END; or nil. Methods
+with codecs of their own are only called by gRPC."
   (let ((route (and (<= end +longest-path+)
                     (gethash (if (= end (length target)) target (subseq target 0 end))
                              (serving:route-table-routes table)))))

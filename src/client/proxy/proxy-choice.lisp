@@ -48,8 +48,8 @@ address."
   "The PROXY to HOST and PORT with URL, of the form http://[USER:PASSWORD@]HOST[:PORT] or with
 socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if URL is not valid."
   (flet ((refuse (control &rest arguments)
-           (misuse "~A is not a proxy, ~?: it has the form http://[USER:PASSWORD@]HOST:PORT, or ~
-                    socks5:// instead of http://." origin control arguments))
+           (misuse "~A is not a proxy, ~?: a proxy has the form http://[USER:PASSWORD@]HOST:PORT, ~
+                    or socks5:// instead of http://." origin control arguments))
          (decoded (text)
            (and text (percent-decoded-text text))))
     (multiple-value-bind (its-host its-port path scheme secret) (split-url url)

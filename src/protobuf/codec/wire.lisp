@@ -178,8 +178,8 @@ value and the position after it. Eight octets are examined at once."
          (setf shift (truly-the (integer 0 70) (+ shift 7)))))))
 
 (defmacro define-varint-reader (name result documentation &body body)
-  "Define NAME as a READ- function for varints. BODY gives its values of RESULT from the 64 bits
-VALUE and the position NEXT after them."
+  "Define NAME as a READ- function for varints. BODY computes its values, of the types RESULT,
+from VALUE, the 64 bits of the varint, and NEXT, the position after the varint."
   `(progn
      (define-hot ,name ((octets octets) (at index) (end index)) ,result
        ,documentation

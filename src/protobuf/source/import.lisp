@@ -131,8 +131,8 @@ SYMBOL-TABLE has the names of the files linked before FILE. Signal PROTO-SYNTAX-
     file))
 
 (defun load-protos (name text places)
-  "Parse and link TEXT as the file NAME, and every import that is not registered in its present
-version, or not PROVIDED-P. Return the fresh file descriptors with their symbols, imports first."
+  "Parse and link TEXT as the file NAME, and every import that is not PROVIDED-P or whose present
+version is not registered. Return the fresh file descriptors with their symbols, imports first."
   (assign-symbols (link-protos (parse-proto text name) text places)))
 
 (defun link-protos (file text places)

@@ -348,8 +348,8 @@ this with MESSAGE."
     (slot-user-value message slot)))
 
 (defun append-to-field (message field values)
-  "Add VALUES, a sequence, to the end of the repeated FIELD of MESSAGE, which is as for FIELD-VALUE,
-and return MESSAGE. Each call copies the present values, so add many values with one call. Signal
+  "Add VALUES, a sequence, to the end of the repeated FIELD of MESSAGE, and return MESSAGE. FIELD is
+as for FIELD-VALUE. Each call copies the present values, so add many values with one call. Signal
 MISUSE if MESSAGE has no such field or the field is not repeated. Only one thread at a time may do
 this with MESSAGE."
   (let* ((current (current message)) (slot (need-slot current field)))
