@@ -210,12 +210,12 @@ those of STORE-CREDENTIALS. Return the exit code."
                   "The certificates to show etcd, which knows its users by their common names.")
       (store-key "FILE" #'identity nil "The private key of --store-cert.")
       (store-user "NAME" #'identity nil
-                  "Be this user of etcd. Without --store-ca the password is sent in plain
-      text.")
+                  "Authenticate as this user of etcd. Without --store-ca the password is sent in
+      plain text.")
       (store-password-file "FILE" #'identity nil
                            "The password of --store-user is the first line of FILE, which is read
       again whenever etcd asks for it; by default the password is in CLGRPC_STORE_PASSWORD.")
-      (cluster "NAME" #'identity "default" "Which cluster.")
+      (cluster "NAME" #'identity "default" "The name of the cluster.")
       (advertise "ADDRESS" (address-parser 1) nil
                  "The address at which others reach the node, if it is not ADDRESS; needed if the
       node listens on 0.0.0.0.")

@@ -83,7 +83,7 @@ that is not nil. Give up when no node could be reached for TIMEOUT seconds."
       (ended-from "TIME" #'parse-moment nil "Show workflows that ended at TIME or later.")
       (ended-before "TIME" #'parse-moment nil "Show workflows that ended before TIME.")
       ((task "--task") "KIND" #'identity '()
-       "Start a workflow of this task; may be given several times, for one after another.")
+       "Start a workflow of this task; may be given several times, for tasks one after another.")
       (request "JSON" #'identity nil
                "What to start instead of --task: a clgrpc.workflow.v1.StartRequest without id; @
       reads it from the standard input.")

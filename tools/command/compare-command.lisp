@@ -58,7 +58,7 @@ FAIL-IF-WORSE is true, signal a FAILURE if a figure is worse."
        "Print the differences, in words or as JSON, or write a page about AFTER with them.")
       (fail-if-worse "[BOOLEAN]" #'parse-boolean nil
                      "Exit with 1 if a figure of a run is worse by more than noise. Exit with 5
-      if no figure is, but noise could hide a worse one; p99.9, p99.99 and max do not count for
+      if no figure is worse, but noise could hide that; p99.9, p99.99 and max do not count for
       this.")))
     "Compare two runs of `clgrpc load`, or two profiles. Prints each change, its size, and whether
 it is more than noise; the noise is known only if both runs were made with --rounds. A change that

@@ -295,7 +295,7 @@ that after the run, print the reason on standard error and return the RUN withou
       ((data-file nil "-D") "FILE" #'identity nil
        "Read the request, or an array of requests, from FILE.")
       ((binary nil "-b") "[BOOLEAN]" #'parse-boolean nil
-       "Read the request from standard input as octets of protobuf; of a stream of requests each
+       "Read the request from standard input as octets of protobuf, or a stream of requests, each
       after its length as a varint.")
       ((binary-file nil "-B") "FILE" #'identity nil
        "Read the request from FILE as octets of protobuf, as -b does from standard input.")
@@ -314,7 +314,7 @@ that after the run, print the reason on standard error and return the RUN withou
        "Send requests in gzip.")
       (config "FILE" #'parse-config-file '()
               "More options, an object in JSON such as {\"host\": \"127.0.0.1:50051\", \"rps\": 9};
-      options of the command line count more.")
+      options of the command line override them.")
       (call "METHOD" #'split-method nil "The method to call, as METHOD, for command lines of ghz.")
       (mix "JSON|FILE" #'parse-mix nil
            "The methods to call instead of METHOD: an array of objects, such as [{\"method\":
@@ -356,7 +356,7 @@ that after the run, print the reason on standard error and return the RUN withou
       (concurrency-max-duration "DURATION" #'parse-duration nil "The time after which the number
       of workers stays the same.")
       (async "[BOOLEAN]" #'parse-boolean nil
-             "With --rps, begin calls when they are due even if -c are under way.")
+             "With --rps, begin calls when they are due even if -c calls are under way.")
       (poisson "[BOOLEAN]" #'parse-boolean nil
                "Spread the calls of an open loop by chance, as independent users do, not evenly.")
       (together "DURATION" #'parse-duration nil
@@ -368,7 +368,7 @@ that after the run, print the reason on standard error and return the RUN withou
                "The most calls to list one by one; they are taken evenly from the whole run.")
       ((skip-first nil "--skipFirst") "N" (integer-parser 0 1000000000) 0
        "The number of calls at the beginning that do not count.")
-      (warm-up "DURATION" #'parse-duration 0 "The time before the run whose calls do not count.")
+      (warm-up "DURATION" #'parse-duration 0 "How long calls are made before the run, uncounted.")
       (knee "CONDITIONS" #'parse-conditions nil
             "Search for the highest rate at which none of CONDITIONS holds, such as 'p99 > 10ms',
       by runs of -z (5s by default), from --rps on (100 by default); report the run at that
@@ -379,13 +379,13 @@ that after the run, print the reason on standard error and return the RUN withou
       (rounds "N" (integer-parser 1 1000) 1
               "The number of times to repeat the run, to separate change from noise.")
       (stream-call-count "N" (integer-parser 1 1000000000) nil
-                         "How many messages a stream sends, with the data repeated if necessary;
-      or, where only the server streams, receives before it is cancelled.")
+                         "How many messages a stream sends, with the data repeated if necessary; if
+      only the server streams, how many are received before the call is cancelled.")
       (stream-interval "DURATION" #'parse-duration 0 "The time between two messages
       that a stream sends.")
       (stream-call-duration "DURATION" #'parse-duration 0
-                            "For how long a stream sends or, where only the server streams, receives
-      before it is cancelled.")
+                            "For how long a stream sends; if only the server streams, for how long
+      messages are received before the call is cancelled.")
       (workers "ADDRESSES" (addresses-parser 1) nil
                "Let these workers make the calls, together: each is `clgrpc qps-worker` or the
       worker of another gRPC. METHOD is UnaryCall or StreamingCall of grpc.testing.BenchmarkService;
@@ -408,7 +408,7 @@ that after the run, print the reason on standard error and return the RUN withou
       (authority "NAME" #'identity nil "The :authority of calls, by default the target's.")
       balancing-options
       ((format nil "-O") "FORMAT" (apply #'choice-parser report:*formats*) :summary
-       "How to report: summary, json as ghz writes it with more, pretty, csv, or html, a page.")
+       "The report's form: summary, json (ghz's, with additions), pretty, csv, or html, a page.")
       ((output nil "-o") "FILE" #'identity nil "The file to write the report to, instead of standard
       output.")
       (compare "FILE" #'parse-run-argument nil "Compare with the run in this file, a report in
@@ -427,8 +427,8 @@ that after the run, print the reason on standard error and return the RUN withou
 from the server's reflection, --proto or --protoset. With --rps calls begin on time, independent of
 earlier calls, and latencies count from the times when calls were due; the report shows how late the
 tool itself was and whether the tool was the limit. Exits with 0 if all calls ended with OK, 3 if
-some did not or no call ended, or with --fail-if 4 if a condition holds and else 0, 130 if
-interrupted and 143 by SIGTERM, after a report if anything was measured, 1 if the run could not be
-made, 2 if the arguments are wrong."
+some did not or no call ended; with --fail-if, 4 if a condition holds, else 0. Other codes: 130 if
+interrupted and 143 by SIGTERM, after a report if anything was measured; 1 if the run could not be
+made; 2 if the arguments are wrong."
   (tune-collector)
   (apply #'perform-load options))

@@ -232,8 +232,8 @@ a FAILURE that lists the methods of the service."
     (((address "ADDRESS" #'parse-channel-target "Where the server listens.")
       (method "METHOD" #'split-method "The method to call: package.Service/Method."))
      (((data nil "-d") "JSON" #'identity nil
-      "The request, or of a stream all requests, one after another; @ reads them from the
-      standard input. Without it, one empty request, or of a stream none.")
+      "The request, or all requests of a stream, one after another; @ reads them from the
+      standard input. Without it one empty request is sent, or none on a stream.")
       (emit-defaults "[BOOLEAN]" #'parse-boolean nil
                      "Print fields also if they are zero or empty.")
       (wait-for-ready "[BOOLEAN]" #'parse-boolean nil

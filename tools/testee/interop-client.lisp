@@ -13,7 +13,7 @@
 (define-command "interop-client"
     (()
      ((server_host "HOST" #'identity "localhost" "The host of the server.")
-      (server_port "PORT" (integer-parser 1 65535) 8080 "Its port.")
+      (server_port "PORT" (integer-parser 1 65535) 8080 "The port of the server.")
       (test_case "CASE" #'identity "large_unary"
                  "The case, as gRPC's interop-test-descriptions.md names it, or `all` of them.")
       (use_tls "[BOOLEAN]" #'parse-boolean nil "Speak TLS.")
@@ -41,7 +41,7 @@
                          "The size of the payload of a request in the soak cases.")
       (soak_response_size "OCTETS" (integer-parser 0 100000000) 314159
                           "The size of the payload of a response in the soak cases.")))
-    "Play a case of gRPC's interoperability tests to a server. Prints the name of each case that
+    "Run a case of gRPC's interoperability tests against a server. Prints the name of each case that
 passes; exits with 1 when one fails."
   (let* ((credentials (interop-credentials use_tls use_test_ca ca_file server_host_override))
          (address (format nil (if (find #\: server_host) "[~A]:~D" "~A:~D")

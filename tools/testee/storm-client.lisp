@@ -105,8 +105,8 @@ seconds after the first failure was known are counted apart."
                  "Ping a server after this time of silence, and give it up after the same time
       again.")
       (grace "DURATION" #'parse-seconds 1/10
-             "Calls that fail and were due later than this after the first failure was known are
-      counted.")
+             "Count the failed calls that were due more than this time after the first failure was
+      known.")
       balancing-options client-tls))
     "Begin calls at a fixed rate, independent of earlier ones. Prints `ready` once the first call
 has been answered, and at the end a line of JSON: how the calls ended, when the failed calls were
