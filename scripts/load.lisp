@@ -159,7 +159,7 @@ about a hot function, say so and, if STRICT is true, exit with 1."
   (apply #'uiop:symbol-call '#:sb-posix name arguments))
 
 (defun forks-p ()
-  "True if this process may fork another, which it may with one thread. A process forked under qemu
+  "True if this process may fork: it must have one thread only. A process forked under qemu
 may hang at once, in a lock of qemu's own."
   (require :sb-posix)
   (and (not (uiop:getenvp "CLGRPC_EMULATED"))

@@ -50,7 +50,7 @@
     (let ((consed (- (sb-ext:get-bytes-consed) consed))
           (calls (- (funcall calls-made) calls)))
       (unless (eq collections sb-kernel::*gc-epoch*)
-        (error "A garbage collection came between the two."))
+        (error "A garbage collection ran between the histograms."))
       (print-difference name before (profile:take-heap-histogram) (max calls 1) consed))))
 
 ;;; Roles

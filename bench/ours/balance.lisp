@@ -45,7 +45,7 @@
     \"retryThrottling\":{\"maxTokens\":10,\"tokenRatio\":0.1}}")
 
 (defun report-calls (addresses name options &key (blocks 40) (count 2000))
-  "Compare a channel to ADDRESSES with OPTIONS, which NAME stands for, with one by pick_first."
+  "Compare the channel NAME, to ADDRESSES with OPTIONS, with a channel by pick_first."
   (let ((target (format nil "ipv4:~{~A~^,~}" addresses)))
     (grpc:with-channel (first target :balance :pick-first)
       (let ((other (apply #'grpc:make-channel target options)))

@@ -24,7 +24,7 @@
 (defconstant +calls-ahead+ 100)
 
 (defun loops-of (channels)
-  "The loop of each of CHANNELS, the only ones there are: loops are made in the order of channels."
+  "The loops of CHANNELS, if there are no other channels: loops are made in the order of channels."
   (let ((loops (reverse (mapcar #'calling::client-loop-loop (calling::client-loops)))))
     (loop for nil in channels
           for i from 0

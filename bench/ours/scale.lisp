@@ -49,7 +49,7 @@
     (elt *channels* place)))
 
 (defun in-threads (count threads function)
-  "Call FUNCTION with each number below COUNT, on THREADS. Return the seconds that took."
+  "Call FUNCTION with each number below COUNT, on THREADS. Return the seconds that this took."
   (let ((next -1) (lock (sb-thread:make-mutex)) (begin (base:monotonic-ns)))
     (mapc #'sb-thread:join-thread
           (loop repeat threads

@@ -9,7 +9,7 @@
 (in-package #:clgrpc.tests.load)
 
 (defun numbered (due)
-  "DUE, which gets the number of a call in the order of arrival in place of the call's own."
+  "A function like DUE that numbers calls in the order of their arrival."
   (let ((count (list -1)))
     (lambda (number now)
       (declare (ignore number))

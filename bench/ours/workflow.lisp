@@ -34,7 +34,7 @@
                                                                     :call-timeout 60)))))))))
 
 (defun await-all (etcd namespace count)
-  "Wait until COUNT workflows have completed. Return how many requests that took."
+  "Wait until COUNT workflows have completed. Return how many requests this took."
   (loop for requests from 1
         until (= count (etcd:count-entries
                         etcd :prefix (format nil "clgrpc/workflows/~A/by/completed/" namespace)))

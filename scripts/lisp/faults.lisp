@@ -92,7 +92,7 @@ signal waits for that end."
   (unless (shiftf *ending* t) (throw 'end code)))
 
 (defun end-at (signal code)
-  "Make SIGNAL end this process with CODE, after everything that it has started."
+  "Make SIGNAL end everything that this process has started, and then the process, with CODE."
   (sb-sys:enable-interrupt signal
                            (lambda (&rest arguments)
                              (declare (ignore arguments))

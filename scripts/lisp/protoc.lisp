@@ -27,7 +27,7 @@
   (if (equalp (octets-of-file path)
               (file-descriptor-octets (compiled name roots) :source-options t))
       "passed"
-      "its octets are others"))
+      "its octets differ"))
 
 (defun judge-code (name roots)
   (handler-bind ((warning (lambda (warning)
