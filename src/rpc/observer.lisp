@@ -68,13 +68,16 @@ and guard the functions of observers for it."
                  (dolist (observer (list observer **tracing-observer**))
                    (let ((function (and observer (,reader observer))))
                      (when function (funcall (the function function) ,@arguments)))))))
-         (defun ,(observer-name "JOIN-~A" (observation-name row)) (first second)
-           (declare (type (or null function) first second))
-           (if (and first second)
+         (defun ,(observer-name "JOIN-~A" (observation-name row)) (first second third)
+           (declare (type function first second) (type (or null function) third))
+           (if third
                (lambda ,arguments
                  (funcall first ,@arguments)
-                 (funcall second ,@arguments))
-               (or first second)))
+                 (funcall second ,@arguments)
+                 (funcall third ,@arguments))
+               (lambda ,arguments
+                 (funcall first ,@arguments)
+                 (funcall second ,@arguments))))
          (defun ,(observer-name "GUARD-~A" (observation-name row)) (function)
            (declare (type function function))
            (lambda ,arguments
@@ -138,6 +141,13 @@ FALLBACK is true if too few endpoints have a weight, so that they get calls in t
     "A call or connection of PEER was refused or ended because of OPTION, a keyword of the options
 table."))
 
+(defglobal **trusted-functions** '()
+  "Functions of clgrpc's own for users to give to observers. They signal no errors.")
+
+(defun trusted-p (function)
+  "True if observers may call FUNCTION, of a user, without a guard."
+  (member function **trusted-functions**))
+
 (defun make-observer (&rest functions)
   "Return an observer, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL. FUNCTIONS is a
 plist from the name of an observation to a function:
@@ -171,19 +181,26 @@ functions signal no errors; then no handlers are established around them. From a
                             (funcall (observer-name "GUARD-~A" (observation-name row))
                                      function)))))
 
-(defun join-observers (first second)
-  "An observer that reports each event to FIRST and then to SECOND, each an observer or nil; nil if
-both are nil."
-  (if (and first second)
+(defun join-functions (join functions)
+  "A function that calls FUNCTIONS, a list, in their order; nil for no functions. JOIN joins two or
+three of them."
+  (loop while (rest functions)
+        do (destructuring-bind (first second &optional third &rest more) functions
+             (setf functions (cons (funcall join first second third) more))))
+  (first functions))
+
+(defun join-observers (observers)
+  "An observer that reports each event to OBSERVERS, a list, in their order; nil for no observers."
+  (if (rest observers)
       (apply #'%make-observer
-             :late (or (observer-late first) (observer-late second))
+             :late (some #'observer-late observers)
              (loop for row in *observations*
                    for name = (observation-name row)
                    for reader = (observer-name "OBSERVER-~A" name)
                    collect (intern (string name) '#:keyword)
-                   collect (funcall (observer-name "JOIN-~A" name)
-                                    (funcall reader first) (funcall reader second))))
-      (or first second)))
+                   collect (join-functions (observer-name "JOIN-~A" name)
+                                           (remove nil (mapcar reader observers)))))
+      (first observers)))
 
 (defgeneric observer-for (source &key role target loop)
   (:documentation "The OBSERVER, or nil, of SOURCE, a user's :observer, for one channel or for one
@@ -196,8 +213,8 @@ image.")
   (:method ((source null) &key &allow-other-keys) nil)
   (:method ((source observer) &key &allow-other-keys) source)
   (:method ((source cons) &rest options &key &allow-other-keys)
-    (reduce #'join-observers source
-            :key (lambda (source) (apply #'observer-for source options)))))
+    (join-observers (remove nil (mapcar (lambda (source) (apply #'observer-for source options))
+                                        source)))))
 
 (defgeneric check-observer (source)
   (:documentation "Return SOURCE, or a list of its observers without duplicates, for OBSERVER-FOR.

@@ -198,21 +198,20 @@ that would make the line too long, append … and stop."
           while line
           do (append-text buffer (format nil "    ~A~%" (printable-text line))))))
 
-(defun text-line (level event plist)
-  "The event as a line of text, without values that are nil; the lines of a backtrace follow,
-indented."
-  (let ((buffer (make-buffer :size 512)) (backtrace (getf plist :backtrace)))
+(defun append-text-line (buffer ns level event plist)
+  "Append the event, at NS since 1970, as a line of text, without values that are nil; the lines of
+a backtrace follow, indented."
+  (let ((backtrace (getf plist :backtrace)))
     (flet ((append-name (name)
              (append-octet buffer (char-code #\Space))
              (append-text buffer (name-text name))))
-      (append-iso-time buffer (real-time-ns))
+      (append-iso-time buffer ns)
       (append-name (symbol-name level))
       (let ((tracer (getf plist :tracer))) (when tracer (append-name tracer)))
       (append-name event))
     (append-values buffer plist)
     (append-octet buffer (char-code #\Newline))
-    (when backtrace (append-backtrace buffer backtrace))
-    (buffer-string buffer)))
+    (when backtrace (append-backtrace buffer backtrace))))
 
 ;;; JSON
 
@@ -273,14 +272,13 @@ BEFORE is the character before the first member."
              (t (append-line-items buffer value))))
       (t (text (log-value-text value))))))
 
-(defun json-line (level event plist)
-  "The event as a line of JSON: an object with the members time, level and event, and one for each
-name in PLIST."
-  (let ((*line-room* +line-characters+) (buffer (make-buffer :size 512)))
+(defun append-json-line (buffer ns level event plist)
+  "Append the event, at NS since 1970, as a line of JSON: an object with the members time, level and
+event, and one for each name in PLIST."
+  (let ((*line-room* +line-characters+))
     (append-text buffer "{\"time\":\"")
-    (append-iso-time buffer (real-time-ns))
+    (append-iso-time buffer ns)
     (append-octet buffer (char-code #\"))
     (append-line-members buffer (list* :level (name-text level) :event (name-text event) plist)
                          #\,)
-    (append-octet buffer (char-code #\Newline))
-    (buffer-string buffer)))
+    (append-octet buffer (char-code #\Newline))))

@@ -67,10 +67,8 @@ the ids of its trace; the plist is added to each event.")
 (defun with-log-context (plist)
   "PLIST of an event with the value of **LOG-CONTEXT** added, unless PLIST has its first key
 already."
-  (let ((more (and **log-context** (funcall **log-context**))))
-    (if (and more (not (getf plist (first more))))
-        (append plist more)
-        plist)))
+  (let ((more (and **log-context** (funcall **log-context** plist))))
+    (if more (append plist more) plist)))
 
 (defglobal **failing-log-function** nil
   "The value of *LOG-FUNCTION* whose error was written last.")

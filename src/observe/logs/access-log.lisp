@@ -2,10 +2,10 @@
 ;;;; of its own. An access log is a source of observers, which get only the ends of calls, so one
 ;;;; access log may be given to any number of servers and channels.
 ;;;;
-;;;; The calls to log are chosen when they end, so that failures can be logged whatever the ratio
-;;;; is. A call that is not logged costs a test of its status and a random number. The random number
-;;;; comes from the call's loop; within the image, where threads share no loop, it is a hash of a
-;;;; shared count.
+;;;; The choice of calls to log is made when they end, so that failures can be logged whatever the
+;;;; ratio is. A loop draws how many calls it passes over before the next that it logs, so a call
+;;;; that is not logged costs a count and a test of its status. Within the image, where threads share
+;;;; no loop, each call costs a random number, a hash of a shared count.
 ;;;;
 ;;;; A peer can make calls that fail at some millions a second, and each event costs more than such
 ;;;; a call. So a loop logs +FAILURES-PER-SECOND+ of each peer's failures that chance has not
@@ -63,16 +63,16 @@ function is called on EVENT-LOOP or, if EVENT-LOOP is nil, from any thread."
                   threshold))))))
 
 (defun make-loop-draw (threshold random)
-  "MAKE-DRAW for a loop; RANDOM, the loop's random-state, determines where the numbers begin."
+  "MAKE-DRAW for a loop; RANDOM is the loop's random-state, which only the loop may use."
   (declare (type (integer 0 #.+chances+) threshold))
-  (let ((count (make-array 1 :element-type 'sb-ext:word :initial-element 0)))
+  (let ((scale (log (- 1 (/ (float threshold 1d0) +chances+))))
+        ;; how many draws lose before the next that wins, of the geometric distribution
+        (left (make-array 1 :element-type '(signed-byte 64) :initial-element -1)))
     (lambda ()
-      ;; only the loop may use RANDOM
-      (when (zerop (aref count 0)) (setf (aref count 0) (random (ash 1 64) random)))
-      (< (ash (mixed-word (setf (aref count 0)
-                                (ldb (byte 64 0) (+ (aref count 0) +golden-step+))))
-              -32)
-         threshold))))
+      (declare (optimize (speed 1) (debug 0)))
+      (when (minusp (aref left 0))
+        (setf (aref left 0) (floor (log (- 1 (random 1d0 random))) scale)))
+      (minusp (setf (aref left 0) (1- (aref left 0)))))))
 
 ;;; Failures
 
@@ -139,7 +139,7 @@ peers are counted together.")
 
 (defun status-text (status)
   "STATUS, a keyword, as gRPC's documents write it."
-  (substitute #\_ #\- (string status)))
+  (if (eq :ok status) "OK" (substitute #\_ #\- (string status))))
 
 (defun attempt-count (call)
   "The number of attempts of CALL, a client's call that has just ended; at least 1."
@@ -164,7 +164,7 @@ peers are counted together.")
   (let ((said (exemplar-plist exemplar call)))
     (if (getf said :trace-id)
         said
-        (append said (funcall rpc:**call-ids** call)))))
+        (nconc said (funcall rpc:**call-ids** call)))))
 
 (defparameter *counted-stages* '(:messages-sent :messages-received)
   "The keys of CALL-STAGES that are separate fields of the event.")
@@ -177,7 +177,7 @@ peers are counted together.")
                    (member name '(:total :attempts :remaining :requests-open)))
           ;; the log writes a list of keywords alone as a list, and the stages must always be an
           ;; object
-          append (list name (if (keywordp value) (string-downcase value) value))))
+          nconc (list name (if (keywordp value) (string-downcase value) value))))
 
 (defun call-plist (call target exemplar)
   "The content of the event of CALL, which has just ended. TARGET is the target of its channel, or
@@ -185,21 +185,21 @@ nil; EXEMPLAR is the access log's."
   (let ((method (call-rpc-method call))
         (stages (rpc:call-stages call)))
     (multiple-value-bind (sent received) (operate traffic call)
-      (append (list :role (if (rpc:client-p call) :client :server)
-                    :method (and method (method:rpc-method-path method)))
-              (if (rpc:client-p call)
-                  (and target (list :target target))
-                  (let ((protocol (operate protocol call)))
-                    (and protocol (list :protocol protocol))))
-              (list :peer (rpc:call-peer call) :status (status-text (call-status call)))
-              (if (eq :ok (call-status call)) '() (outcome-plist call))
-              (list :seconds (ns-seconds (operate elapsed-ns call)))
-              (and (rpc:client-p call) (list :attempts (attempt-count call)))
-              (list :octets-sent sent :octets-received received)
-              (loop for name in *counted-stages*
-                    when (getf stages name) append (list name (getf stages name)))
-              (added-plist exemplar call)
-              (list :stages (stages-plist stages))))))
+      (nconc (list :role (if (rpc:client-p call) :client :server)
+                   :method (and method (method:rpc-method-path method)))
+             (if (rpc:client-p call)
+                 (and target (list :target target))
+                 (let ((protocol (operate protocol call)))
+                   (and protocol (list :protocol protocol))))
+             (list :peer (rpc:call-peer call) :status (status-text (call-status call)))
+             (if (eq :ok (call-status call)) nil (outcome-plist call))
+             (list :seconds (ns-seconds (operate elapsed-ns call)))
+             (and (rpc:client-p call) (list :attempts (attempt-count call)))
+             (list :octets-sent sent :octets-received received)
+             (loop for name in *counted-stages*
+                   when (getf stages name) nconc (list name (getf stages name)))
+             (added-plist exemplar call)
+             (list :stages (stages-plist stages))))))
 
 (defun quiet-p (call)
   "True if CALL is logged only if it fails."
@@ -220,7 +220,7 @@ nil; EXEMPLAR is the access log's."
     (when (and failures loop) (setf failures (make-failures :loop loop :tell function)))
     (rpc:make-observer :trusted t
      :call-ended (lambda (call)
-                   (when (or (and (not (quiet-p call)) (funcall draw))
+                   (when (or (and (funcall draw) (not (quiet-p call)))
                              (and failures
                                   (not (eq :ok (call-status call)))
                                   (or (not (failures-p failures))

@@ -20,6 +20,7 @@
 (define-printer (exemplar exemplar)
   "~D ~S" (exemplar-value exemplar) (exemplar-labels exemplar))
 
+(declaim (inline labels-of))
 (defun labels-of (exemplar call)
   "The labels that EXEMPLAR, an argument of MAKE-METRICS, gives for CALL; nil if it gives none."
   (and exemplar (funcall (the function exemplar) call)))
@@ -37,15 +38,19 @@
 ;;; Runs
 
 (define-hot settle-runs ((target-record target-record) (now nanoseconds)) null
-  "Count the durations of the calls in the runs of TARGET-RECORD, which have ended at NOW."
+  "Count the calls in the runs of TARGET-RECORD, which have ended at NOW."
   (dotimes (i (target-record-run-count target-record))
-    (let ((run (svref (target-record-runs target-record) i)))
-      (declare (type run run))
-      (record-several (series-cells (the series (run-series run))) +duration+ **latency**
-                      (max 0 (- now (run-began-ns run))) (run-count run))
+    (let* ((run (svref (target-record-runs target-record) i))
+           (cells (series-cells (the series (run-series (the run run)))))
+           (alike (max 0 (- (run-count run) (run-others run)))))
+      (record-several cells +duration+ **latency** (max 0 (- now (run-began-ns run)))
+                      (run-count run))
+      (record-several cells +sent+ **size** (run-sent run) alike)
+      (record-several cells +received+ **size** (run-received run) alike)
       (setf (run-status run) nil
             (run-method run) nil
-            (run-count run) 0)))
+            (run-count run) 0
+            (run-others run) 0)))
   (setf (target-record-run-count target-record) 0)
   nil)
 
@@ -54,8 +59,9 @@
   (settle-runs target-record (loop:read-clock (shard-loop (target-record-shard target-record))))
   (setf (target-record-due target-record) nil))
 
-(define-hot begin-run ((target-record target-record) method (status symbol) (began-ns nanoseconds))
-    (or null series)
+(define-hot begin-run ((target-record target-record) method (status symbol) (began-ns nanoseconds)
+                       (sent (unsigned-byte 62)) (received (unsigned-byte 62)))
+    boolean
   "As COUNT-IN-RUN, for a call that differs from the call before it."
   (let ((loop (shard-loop (target-record-shard target-record))))
     (when (and loop (not (loop:event-loop-stopping loop)))
@@ -74,22 +80,30 @@
               (run-began-ns run) began-ns
               (run-series run) series
               (run-count run) 1
+              (run-sent run) sent
+              (run-received run) received
               (target-record-run target-record) run)
-        series))))
+        t))))
 
 (define-hot (count-in-run :inline t)
-            ((target-record target-record) method (status symbol) (began-ns nanoseconds))
-    (or null series)
-  "Note that a call of METHOD that began at BEGAN-NS has ended with STATUS. Its duration is counted
-when the loop of TARGET-RECORD sends its answers. Return the call's series, or nil if the loop is
-about to stop and the duration must be counted now."
+            ((target-record target-record) method (status symbol) (began-ns nanoseconds)
+             (sent (unsigned-byte 62)) (received (unsigned-byte 62)))
+    boolean
+  "Note that a call of METHOD that began at BEGAN-NS has ended with STATUS and has SENT and RECEIVED
+octets. The call is counted when the loop of TARGET-RECORD sends its answers. Return false if the
+loop is about to stop and the call must be counted now."
   (let ((run (target-record-run target-record)))
     (cond ((and (eq status (run-status run))
                 (eq method (run-method run))
                 (= began-ns (run-began-ns run)))
            (setf (run-count run) (ldb (byte 32 0) (1+ (run-count run))))
-           (run-series run))
-          (t (values (begin-run target-record method status began-ns))))))
+           (unless (and (= sent (run-sent run)) (= received (run-received run)))
+             (let ((cells (series-cells (the series (run-series run)))))
+               (record-plainly cells +sent+ **size** sent)
+               (record-plainly cells +received+ **size** received)
+               (setf (run-others run) (ldb (byte 32 0) (1+ (run-others run))))))
+           t)
+          (t (values (begin-run target-record method status began-ns sent received))))))
 
 (defun says-plain-p (call)
   (getf (operate particulars call) :plain))
@@ -159,23 +173,22 @@ loop share."
         (with-protocol (target-record call)
           (multiple-value-bind (sent received began-ns) (operate traffic call)
             (declare (type (unsigned-byte 62) sent received began-ns) (ignorable began-ns))
-            (let* ((status (call-status call))
-                   (labels (labels-of exemplar call))
-                   (run (on-loop (and (null labels)
-                                      (count-in-run target-record method status began-ns))))
-                   (series (or run
-                               (series-of
+            (let ((status (call-status call))
+                  (labels (labels-of exemplar call)))
+              (unless (on-loop (and (null labels)
+                                    (count-in-run target-record method status began-ns sent
+                                                  received)))
+                (let* ((series (series-of
                                 target-record
                                 (method-record-calls (method-record-of target-record method))
-                                status)))
-                   (cells (series-cells series)))
-              (unless run
-                (let ((ns (operate elapsed-ns call)))
+                                status))
+                       (cells (series-cells series))
+                       (ns (operate elapsed-ns call)))
                   (declare (type (unsigned-byte 62) ns))
                   (note cells +duration+ **latency** ns)
-                  (keep-exemplar series ns labels)))
-              (note cells +sent+ **size** sent)
-              (note cells +received+ **size** received)))))))
+                  (note cells +sent+ **size** sent)
+                  (note cells +received+ **size** received)
+                  (keep-exemplar series ns labels)))))))))
   (:connection-begun (peer)
     (declare (ignore peer))
     (tally (target-record-cells target-record) +accepted+ 1))

@@ -9,7 +9,8 @@
 ;;;;
 ;;;; The duration of calls of a server's loop is known when their answers are sent, which happens
 ;;;; once, or nearly once, in a turn. Until then calls that began in one turn and ended alike are
-;;;; counted in a RUN, and the clock is read once for all runs.
+;;;; counted in a RUN, and the clock is read once for all runs. Calls of a run that sent and received
+;;;; as many octets as its first call are counted together, too.
 ;;;;
 ;;;; A target record finds its method records by the number of the method (rpc/method/method.lisp),
 ;;;; a method record its series by the status code, so two loads lead to a call's cells. Target
@@ -70,7 +71,10 @@ them.")
   (status nil :type symbol)             ; the status of the calls; nil if the run is not in use
   (began-ns 0 :type nanoseconds)        ; when the calls began
   (series nil :type (or null series))   ; the series that counts these calls
-  (count 0 :type index))                ; the number of calls
+  (count 0 :type index)                 ; the number of calls
+  (sent 0 :type (unsigned-byte 62))     ; the octets that the first of the calls has sent
+  (received 0 :type (unsigned-byte 62)) ; the octets that it has received
+  (others 0 :type index))               ; calls with other sizes, which are counted already
 
 (defun make-runs ()
   (coerce (loop repeat +runs+ collect (make-run)) 'simple-vector))

@@ -48,11 +48,14 @@ CALL is not traced or, at a server on the wire, not recorded."
 any thread."
   (rpc:late-value call 'record))
 
-(define-hot seeded-ids ((queue queue)) ids
-  "The source of QUEUE's ids, initialized now if that was not done before. On its loop."
+(defun seed-ids (ids queue)
+  "Initialize IDS, of QUEUE. On its loop."
+  (setf (ids-seed ids) (chance-seed (loop:event-loop-random (queue-loop queue)))))
+
+(define-hot (seeded-ids :inline t) ((queue queue)) ids
+  "The source of QUEUE's ids, initialized now unless it has been. On its loop."
   (let ((ids (queue-ids queue)))
-    (when (zerop (ids-seed ids))
-      (setf (ids-seed ids) (chance-seed (loop:event-loop-random (queue-loop queue)))))
+    (when (zerop (ids-seed ids)) (seed-ids ids queue))
     ids))
 
 (define-hot begin-record ((tracing tracing) (queue queue) (parent (or null trace-context)) low)

@@ -209,9 +209,10 @@ octets if they come in several headers. Signal MISUSE for other entries. From an
       (let ((context (record-context record)))
         (list :trace-id (trace-id context) :span-id (span-id context))))))
 
-(defun current-ids ()
-  "A plist of the trace id and the span id of this thread's current span, or nil."
-  (let ((context (current-trace)))
+(defun current-ids (plist)
+  "A plist of the trace id and the span id of this thread's current span; nil without one, or if
+PLIST has such ids."
+  (let ((context (and (not (getf plist :trace-id)) (current-trace))))
     (and context (list :trace-id (trace-id context) :span-id (span-id context)))))
 
 (defun trace-exemplar (call)
@@ -221,3 +222,5 @@ if its trace is not recorded: for :exemplar of MAKE-METRICS. From any thread."
     (when (and (record-p record) (record-span record))
       (let ((context (record-context record)))
         (list (cons "trace_id" (trace-id context)) (cons "span_id" (span-id context)))))))
+
+(pushnew #'trace-exemplar rpc:**trusted-functions**)

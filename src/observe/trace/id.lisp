@@ -38,8 +38,8 @@ keeps the shared state, so the seed of the process is added to it."
 
 ;;; Text: lower-case hexadecimal digits
 
-(define-hot (hex-digit :inline t) ((n (unsigned-byte 4))) octet
-  (if (< n 10) (+ n 48) (+ n 87)))
+(define-hot (hex-digit :inline t) ((n (unsigned-byte 4))) base-char
+  (schar "0123456789abcdef" n))
 
 (define-hot (digit-value :inline t) ((code octet)) (integer -1 15)
   "The value of the hexadecimal digit with the character CODE, -1 if it is not a digit; A to F are
@@ -50,10 +50,9 @@ not digits."
 
 (define-hot write-hex ((n id) (digits (integer 2 16)) (text simple-base-string) (at index)) null
   "Write N as DIGITS hexadecimal digits into TEXT from AT on."
-  (dotimes (i digits)
-    (setf (schar text (+ at i))
-          (code-char (hex-digit (logand 15 (ash n (- (* 4 (the (integer 0 15)
-                                                                (- digits i 1))))))))))
+  (loop for i of-type fixnum from (+ at digits -1) downto at
+        do (setf (schar text i) (hex-digit (logand 15 n))
+                 n (ash n -4)))
   nil)
 
 (define-hot read-hex ((octets octets) (start index) (end index)) (or null id)

@@ -17,9 +17,10 @@
 (defun span-title (kind call)
   "The name of a span of CALL: KIND, \"Sent\", \"Attempt\" or \"Recv\", and the method, or \"other\"
 if the method is unknown."
-  (if-let ((path (call-path call)))
-    (substitute #\. #\/ (concatenate 'string kind path))
-    (concatenate 'string kind ".other")))
+  (let* ((path (call-path call))
+         (title (concatenate '(simple-array character (*)) kind (or path ".other"))))
+    (dotimes (i (length title) title)
+      (when (char= #\/ (schar title i)) (setf (schar title i) #\.)))))
 
 (defun status-name (status)
   "STATUS, a keyword, as gRPC's documents spell it."
@@ -170,11 +171,19 @@ return it."
       (unless (member protocol '(:grpc nil))
         (put-attribute span "clgrpc.protocol" (string-downcase protocol))))))
 
+(define-hot received-context ((tracing tracing) (queue queue) (call call)) (or null trace-context)
+  "The context in the metadata of CALL, a server's call on QUEUE's loop; nil without one."
+  (let ((fields (rpc:call-fields call)))
+    (unless (eq fields (queue-bare-fields queue))
+      (or (extract (tracing-propagators tracing) fields)
+          (progn (when (queue-loop queue) (setf (queue-bare-fields queue) fields))
+                 nil)))))
+
 (define-hot begin-server-record ((tracing tracing) (queue queue) (call call)) null
   "Begin the record of CALL, a server's call. On the wire a call that is not sampled gets no
 record."
   (let* ((inner (null (queue-loop queue)))
-         (told (extract (tracing-propagators tracing) (rpc:call-fields call)))
+         (told (received-context tracing queue call))
          (parent (if (and told (not (and inner (bare-p told))))
                      told
                      (or (and inner (inner-parent call)) told))))
@@ -224,7 +233,7 @@ PLAIN is the value of TOLD-SIZE for the message."
       ((t) (event t (cons "message-size-compressed" octets)))
       (t (event nil (cons "message-size" plain) (cons "message-size-compressed" octets))))))
 
-(defun note-sent (call octets)
+(define-hot note-sent ((call call) (octets index)) t
   "Record that a message of CALL was sent."
   (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
@@ -232,7 +241,7 @@ PLAIN is the value of TOLD-SIZE for the message."
         (add-message-event span nil (1- (incf (span-sent span))) octets
                            (operate told-size call))))))
 
-(defun note-received (call octets)
+(define-hot note-received ((call call) (octets index)) t
   (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
       (let ((span (message-span record)))

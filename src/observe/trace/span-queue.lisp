@@ -18,6 +18,9 @@
   ;; the loop whose spans wait here; nil for threads that run none
   (loop nil :type (or null loop:event-loop) :read-only t)
   (clock nil :type function :read-only t) ; gives the time since 1970 in nanoseconds
+  ;; the metadata of a server's call without a trace context; a peer that repeats its headers has
+  ;; them again, and they need not be searched
+  (bare-fields #() :type (or null simple-vector))
   (newest nil :type (or null node))     ; the node that was pushed last; atomic
   (dropped 0 :type sb-ext:word))        ; how many spans found the queue full; atomic
 

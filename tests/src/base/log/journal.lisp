@@ -39,6 +39,23 @@
              (text-lines (list :error :failed :backtrace (format nil "0: (F)~%1: (G)~%")
                                               :where :here)))))
 
+(test lines-show-what-was-when-the-event-happened
+  "The line of an event is made later only if its values last."
+  (loop for (value lasting) in `((1 t) (0.5d0 t) (:a t) ("a" t) ((:a 0.5d0 ("b" nil)) t)
+                                 (,(make-string 1000) t) (,(make-string 1001) nil)
+                                 (,(loop repeat 100 collect t) t)
+                                 (#(1) nil) (car nil) ((1 . 2) nil)
+                                 (,(let ((list (list 1))) (setf (rest list) list)) nil)
+                                 (,(make-array 1 :element-type 'character :fill-pointer 0) nil)
+                                 ((((((1))))) nil) (,(loop repeat 101 collect 1) nil))
+        do (is (eq lasting (and (clgrpc.base::lasting-p value) t)) "~A" (type-of value)))
+  (let* ((vector (vector 1)) (stream (make-string-output-stream))
+         (*log-function* (log-writer :stream stream :level :info)))
+    (log-event :info :changed :vector vector)
+    (setf (aref vector 0) 2)
+    (is (flush-log))
+    (is (search "vector=#(1)" (get-output-stream-string stream)))))
+
 (test peers-cannot-forge-lines
   "Text of a peer may have line ends, quotes and control characters."
   (is (equal '("WARNING goaway debug=\"a\\nERROR forged \\\"x\\\" \\x1b[31m\"")

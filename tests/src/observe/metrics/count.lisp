@@ -102,6 +102,22 @@
       (is (plusp (metrics:point-sum point)))
       (is (= 100 (reduce #'+ (metrics:point-buckets point)))))))
 
+(test calls-of-one-turn-count-by-their-own-sizes
+  "Calls of one run may have as many octets as its first call, or others."
+  (with-metrics (channel client server :ask #'identity)
+    (let* ((notes (loop for i below 300
+                        collect (note (1+ (mod i 3)) (make-string (* 2000 (mod i 3))
+                                                                  :initial-element #\a))))
+           (octets (reduce #'+ notes :key #'grpc:serialized-size)))
+      (mapc #'grpc:await (mapcar (lambda (note) (grpc:call-async #'ask channel note)) notes))
+      (is-true (ended-p server "grpc.server.call.duration" 300))
+      (dolist (name '("grpc.server.call.sent_total_compressed_message_size"
+                      "grpc.server.call.rcvd_total_compressed_message_size"))
+        (let ((point (first (metrics:family-points (family server name)))))
+          (is (= octets (metrics:point-sum point)))
+          (is (equal '(0 100 0 200) (subseq (coerce (metrics:point-buckets point) 'list) 0 4))
+              "~A" (metrics:point-buckets point)))))))
+
 (test a-duration-is-that-of-the-handler
   "Three calls in a row take at least as long as their handlers wait, and together no longer than
 the caller waits."

@@ -329,6 +329,16 @@ in a process of its own. Return the spans of the client and of the three."
       (is-true context)
       (is-false (grpc:trace-sampled-p context)))))
 
+(test a-peer-that-repeats-its-headers-may-send-a-context
+  "Calls without a context, with the same headers each, do not hide one that has a context."
+  (let ((tracing (grpc:make-tracing :sampler '(:parent-based :always-off)))
+        (header (format nil "00-~A-~A-01" *trace* *span*)))
+    (with-probe (channel :options (list :observer tracing)) (:ask #'double)
+      (loop repeat 3
+            do (loop repeat 3 do (ask channel (note 1) :metadata '(("x" . "y"))))
+               (ask channel (note 1) :metadata `(("x" . "y") ("traceparent" . ,header)))))
+    (is (equal (list *span* *span* *span*) (mapcar #'parent-of (drained tracing 3))))))
+
 (test a-server-notes-nothing-of-a-call-that-is-not-recorded
   "Its context is made when it is requested, is the same for all requests, and is passed on by the
 handler's calls; services that decide by the id alone decide alike."
