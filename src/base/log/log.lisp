@@ -61,12 +61,11 @@ reach no listener."
 
 (declaim (type (or null function) **log-context**))
 (defglobal **log-context** nil
-  "Nil, or a function without arguments that returns a plist about the work of this thread, such as
-the ids of its trace; the plist is added to each event.")
+  "Nil, or a function of the plist of an event that returns a plist about the work of this thread,
+such as the ids of its trace; the second plist is added to the event.")
 
 (defun with-log-context (plist)
-  "PLIST of an event with the value of **LOG-CONTEXT** added, unless PLIST has its first key
-already."
+  "PLIST of an event with the value of **LOG-CONTEXT** added."
   (let ((more (and **log-context** (funcall **log-context** plist))))
     (if more (append plist more) plist)))
 
