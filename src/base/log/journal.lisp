@@ -19,7 +19,7 @@
 10,000 such lines would exceed the heap.")
 (defconstant +journal-idle-seconds+ 1/2
   "The time that the thread of a journal waits for more entries before it ends.")
-(defconstant +journal-pause-seconds+ 1/100
+(defconstant +journal-pause-seconds+ 1/25
   "After the thread of a journal has taken entries, it lets further ones gather for this time:
 waking it for each entry would cost more than the entries.")
 
@@ -108,7 +108,9 @@ JOURNAL; then wake the thread of JOURNAL."
                     (incf (journal-count journal))
                     (incf (journal-octets journal) octets)))))
     (declare (dynamic-extent #'add))
-    (call-with-journal journal #'add)))
+    (call-with-journal journal #'add)
+    (when (= (journal-count journal) (ash (journal-limit journal) -1))
+      (sb-thread:signal-semaphore (journal-hurry journal)))))
 
 (defun call-when-written (journal function)
   "Call FUNCTION on the thread of JOURNAL once the consumer has handled the entries that wait now:
@@ -221,12 +223,13 @@ may be called from any thread. See FLUSH-LOG."
 each write to the system. A write to a pipe is atomic up to this length (PIPE_BUF), so lines of
 processes that share a pipe do not mix.")
 
-(defun lasting-p (value &optional (depth 4))
+(define-hot lasting-p (value &optional (depth fixnum 4)) boolean
   "True if VALUE is small and will have the same text when it is printed later: an integer, a double
 float, a keyword, T, NIL, a short simple string, or a list of at most 100 such values, DEPTH levels
 deep."
   (typecase value
-    ((or (signed-byte 64) double-float keyword boolean) t)
+    ((or fixnum double-float boolean) t)
+    (symbol (keywordp value))
     (simple-string (<= (length value) +visible-characters+))
     (cons (and (plusp depth)
                (loop for rest = value then (cdr rest)
@@ -234,6 +237,9 @@ deep."
                      while (consp rest)
                      always (lasting-p (car rest) (1- depth))
                      finally (return (null rest)))))))
+
+(defconstant +deferred-lines+ 2000
+  "How many entries may wait while the journal's thread makes further lines.")
 
 (defun octet-stream (stream)
   "The stream of this process for which STREAM stands, if it takes octets of UTF-8; else nil. The
@@ -301,7 +307,10 @@ line are escaped. See FLUSH-LOG. Signal MISUSE for another level or format. From
     (lambda (level event &rest plist)
       (when (or (eq :trace level) (<= rank (position level *log-levels*)))
         (let ((arguments (list (real-time-ns) level event plist)))
-          (add-to-journal journal (if (lasting-p arguments)
+          ;; a thread that logs more than the journal's can write makes the lines itself, and so
+          ;; is slower
+          (add-to-journal journal (if (and (< (journal-count journal) +deferred-lines+)
+                                           (lasting-p arguments))
                                       arguments
                                       (written (lambda (buffer)
                                                  (apply line buffer arguments))))))))))
