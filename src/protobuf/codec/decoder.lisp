@@ -51,11 +51,6 @@ the form gives up, too."
   `(setf at (skip-any-field octets at end)
          ranges (note-range ranges field-start at)))
 
-(define-hot skip-any-field ((octets octets) (at index) (end index)) index
-  "Return the position after the field at AT."
-  (let ((tag (take-tag)))
-    (skip-field octets at end tag)))
-
 (defmacro take-field (kernel)
   "TAG, WORD and NEXT of the field at AT, by KERNEL if possible."
   `(multiple-value-bind (tag word next)
@@ -110,8 +105,8 @@ START and STOP; then the form runs BODY."
                        (if (slot-p thing) (slot-name thing) (oneof-slot-name thing)))))
 
 (defstruct (variables (:copier nil))
-  "The local variables of a reader: vector and count of each repeated slot, the pieces of each
-sub-message or oneof."
+  "The local variables of a reader: vector and count of each repeated slot; the pieces of each
+sub-message, or of each oneof a list of number and pieces for each message in it, the latest first."
   (vectors '() :type list)              ; (slot vector count)
   (pendings '() :type list))            ; (slot-or-oneof . name)
 
@@ -140,9 +135,9 @@ sub-message or oneof."
       (if oneof
           `(cond (deferred
                   (unless (= ,(slot-number slot) (,(oneof-slot-case oneof) message))
-                    (setf ,pending '()
-                          (,(oneof-slot-case oneof) message) ,(slot-number slot)))
-                  (push (cons start stop) ,pending))
+                    (setf (,(oneof-slot-case oneof) message) ,(slot-number slot))
+                    (push (list ,(slot-number slot)) ,pending))
+                  (push (cons start stop) (cdr (first ,pending))))
                  ((= ,(slot-number slot) (,(oneof-slot-case oneof) message))
                   (return-from read nil))
                  (t
@@ -311,11 +306,15 @@ packed values."
                           (return-from read nil))))
 
 (defun finish-oneof-form (oneof pending)
-  `(case (,(oneof-slot-case oneof) message)
-     ,@(loop for slot in (oneof-slot-slots oneof)
-             when (eq :message (slot-kind slot))
-               collect `(,(slot-number slot)
-                         (setf (,(oneof-slot-value oneof) message) ,(pieces-form slot pending))))))
+  "A form that reads every message in PENDING, also one that another member has replaced, whose
+octets must be valid too."
+  `(loop for (number . pieces) in ,pending
+         for latest = (= number (,(oneof-slot-case oneof) message)) then nil
+         do (let ((value (ecase number
+                           ,@(loop for slot in (oneof-slot-slots oneof)
+                                   when (eq :message (slot-kind slot))
+                                     collect `(,(slot-number slot) ,(pieces-form slot 'pieces))))))
+              (when latest (setf (,(oneof-slot-value oneof) message) value)))))
 
 (defun tag-arms (plan variables)
   "For each tag of the fields of PLAN, in order, a list of the tag and forms that read the field and

@@ -9,7 +9,7 @@
 
 ;;; Reading
 
-(defstruct (gathered (:copier nil) (:constructor make-gathered (slot)))
+(defstruct (gathered (:constructor make-gathered (slot)))
   "The values of one slot found in the octets."
   (slot nil :type slot)                 ; the slot
   (items '() :type list))               ; values of READ-ITEMS; for a map, ranges of entries
@@ -29,6 +29,7 @@ read again. For a message without fields only its own memory is charged to READI
          (slots (layout-slots layout))
          (found nil)                    ; the GATHERED of each slot that has occurred
          (latest nil)                   ; a table from oneofs to their last GATHERED, or nil
+         (replaced '())                 ; the GATHERED of members that others have replaced
          (order '()) (ranges '()))
     (flet ((gather (place items)
              (unless found (setf found (make-array (length slots) :initial-element nil)))
@@ -40,6 +41,8 @@ read again. For a message without fields only its own memory is charged to READI
                  (unless latest (setf latest (make-hash-table :test 'eq)))
                  (let ((other (gethash oneof latest)))
                    (when (and other (not (eq other gathered)))
+                     (when (eq :message (slot-kind (gathered-slot other)))
+                       (push (copy-gathered other) replaced)) ; is read: it must be valid
                      (setf (gathered-items other) '())))
                  (setf (gethash oneof latest) gathered))
                (setf (gathered-items gathered) (nconc items (gathered-items gathered))))))
@@ -53,7 +56,7 @@ read again. For a message without fields only its own memory is charged to READI
                    (cond ((keywordp items) (setf ranges (note-range ranges start at)))
                          (t (when items (gather place items))
                             (setf ranges (append unknown ranges))))))))
-    (dolist (gathered order)
+    (dolist (gathered (append replaced order))
       (let ((unknown (or (fill-field message gathered octets reading)
                          (return-from read-generic nil))))
         (when (consp unknown) (setf ranges (append unknown ranges)))))

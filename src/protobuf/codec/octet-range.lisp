@@ -32,4 +32,6 @@
     (if (null (rest pieces))
         (funcall reader octets (car (first pieces)) (cdr (first pieces)) reading)
         (let ((all (gather-ranges octets pieces)))
+          (loop for (at . end) in pieces ; no field goes from one piece into the next
+                do (loop while (< at end) do (setf at (skip-any-field octets at end))))
           (funcall reader all 0 (length all) reading)))))

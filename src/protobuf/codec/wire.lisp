@@ -384,6 +384,11 @@ octet that is not UTF-8, its escape."
       (setf tag (take-tag))
       (when (zerop (ash tag -3)) (fail-tag at)))))
 
+(define-hot skip-any-field ((octets octets) (at index) (end index)) index
+  "Return the position after the field at AT."
+  (let ((tag (take-tag)))
+    (skip-field octets at end tag)))
+
 (define-hot group-end ((octets octets) (at index) (end index) (number (unsigned-byte 29)))
     (values index index)
   "Return two positions: where the content of the group NUMBER, which begins at AT, ends, and where

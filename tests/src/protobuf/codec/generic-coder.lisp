@@ -49,6 +49,15 @@ messages that nest too deep."
       (is (not (eq :read (outcome "clgrpc.test.All" deep))))
       (is (eq (outcome "clgrpc.test.All" deep) (outcome "clgrpc.small.All" deep))))))
 
+(test each-piece-of-a-message-must-be-valid
+  "Both kinds of coder refuse a wrong message that another member of its oneof replaces, and a field
+that begins in one piece of a message and ends in the next."
+  (define-small "small.proto" (source-of-all))
+  (dolist (octets '("8a0100 8a0100 aa070180 920700" "8a0100 8a0100 aa070180 b80600 aa0700"
+                    "8a0100 8a010108 8a010105"))
+    (signals protobuf-error (parse-message "clgrpc.test.All" (unhex octets)) "~A" octets)
+    (signals protobuf-error (parse-message "clgrpc.small.All" (unhex octets)) "~A" octets)))
+
 (test messages-for-little-code-survive-a-new-definition
   "A message made before its type was redefined is written with the new definition's fields."
   (flet ((define-note (fields)

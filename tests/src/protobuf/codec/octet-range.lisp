@@ -24,11 +24,12 @@
   (protobuf::make-reading 100 1000000 nil nil))
 
 (test a-message-in-pieces-is-read-as-one
-  ;; a = 7 and s = "ab", the second of which is cut in two
-  (let* ((octets (unhex "0807 ff 1202 ff 6162"))
+  ;; a = 7, s = "ab", a = 3, each a piece
+  (let* ((octets (unhex "0807 ff 12026162 ff 0803"))
          (type (find-message-type "clgrpc.test.Inner"))
          (whole (protobuf::read-pieces type octets '((0 . 2)) (new-reading)))
-         (joined (protobuf::read-pieces type octets '((6 . 8) (3 . 5) (0 . 2))
-                                       (new-reading))))
+         (joined (protobuf::read-pieces type octets '((8 . 10) (3 . 7) (0 . 2)) (new-reading))))
     (is (equal '(7 "") (list (field-value whole "a") (field-value whole "s"))))
-    (is (equal '(7 "ab") (list (field-value joined "a") (field-value joined "s"))))))
+    (is (equal '(3 "ab") (list (field-value joined "a") (field-value joined "s"))))
+    (signals protobuf-error             ; "s" is cut in two
+      (protobuf::read-pieces type octets '((5 . 7) (3 . 5) (0 . 2)) (new-reading)))))
