@@ -156,11 +156,10 @@ SLOT."
 
 (defun text-field-p (field)
   "Return true if texts can be given to FIELD, a field descriptor: it is a scalar, an enum, or a
-singular message whose form in JSON is a string or scalar."
+message whose form in JSON is a string or scalar."
   (case (field-descriptor-type field)
     ((:message :group)
-     (and (not (eq :repeated (field-descriptor-label field)))
-          (member (cdr (assoc (field-descriptor-type-name field) *json-forms* :test #'string=))
+     (and (member (cdr (assoc (field-descriptor-type-name field) *json-forms* :test #'string=))
                   '(:timestamp :duration :field-mask :wrapper))
           t))
     (t t)))

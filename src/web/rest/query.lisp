@@ -91,6 +91,8 @@ field."
       (let ((last (first (last fields))))
         (cond ((zerop (length name))
                (refuse-request 400 :invalid-argument "a parameter of the query has no name"))
+              ((and stuck (<= +most-steps+ (count #\. name)))
+               (refuse-field name "has more than ~D names" +most-steps+))
               (stuck
                (refuse-field name "~A has no such field" (protobuf:message-type-name type)))
               ((bound-p fields (route-bindings route)) nil)

@@ -122,7 +122,9 @@ Fetch standard, \"CORS-safelisted request-header\")."
     (when (or rejection (and encoding (streamed-p route)))
       (error 'request-error :http-status 415 :status :invalid-argument
                             :headers '(("accept-encoding" . "gzip, deflate"))
-                            :text "this compression is not accepted"))
+                            :text (if rejection
+                                      (second rejection)
+                                      "the body of a stream cannot be compressed")))
     encoding))
 
 (defun seconds-timeout (text)

@@ -5,6 +5,7 @@
 (define-proto "field-text.proto"
   :source "syntax = \"proto2\";
 package clgrpc.tests.fieldtext;
+import 'google/protobuf/timestamp.proto';
 enum Kind { NONE = 0; SOME = 3; }
 message Part { optional string part_name = 1; required int32 size = 2; optional Part inner = 3; }
 message Whole {
@@ -15,6 +16,7 @@ message Whole {
   map<string, int32> counts = 6;
   optional group Extra = 7 { optional string text = 1; }
   repeated Part parts = 8;
+  repeated google.protobuf.Timestamp times = 9;
 }")
 
 (defun whole-with (path &rest texts)
@@ -50,6 +52,8 @@ message Whole {
   (dolist (text '("007" "00" "-01" "+1" "1 "))
     (is (equal '("number" "takes an integer, int32") (whole-with "number" text)) "~S" text))
   (is (string= "{\"kinds\":[\"SOME\",\"NONE\"]}" (whole-with "kinds" "SOME" "0")))
+  (is (string= "{\"times\":[\"1970-01-01T00:00:00Z\",\"2000-01-01T00:00:00Z\"]}"
+               (whole-with "times" "1970-01-01T00:00:00Z" "2000-01-01T00:00:00Z")))
   (is (string= "{\"on\":false}" (whole-with "on" "false")))
   (is (string= "{\"other\":{\"size\":1}}" (whole-with "other.size" "1")))
   (is (equal '("kinds" "takes the name or number of a value") (whole-with "kinds" "5")))

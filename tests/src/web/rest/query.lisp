@@ -76,7 +76,9 @@
       (is (equal "Get" (answer (many 150))))
       (is (eql 400 (answer (many 151))))
       (is (equal "Get" (answer (deep 30))))
-      (is (eql 400 (answer (deep 31))))
+      (is (equal "has more than 32 names"
+                 (third (requested (library-router) "GET"
+                                   (format nil "/v1/books/b?~A" (deep 31))))))
       (is (equal "Get" (answer (fields 6))))
       (is (eql 400 (answer (fields 7)))))))
 
