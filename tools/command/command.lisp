@@ -93,10 +93,14 @@ characters only, and not longer than *LONGEST-TEXT*."
 ;;; Running
 
 (defun complain (command-name condition)
-  "Print CONDITION, or a text, as one line on standard error."
-  (let ((*print-pretty* nil))
-    (tell "clgrpc~@[ ~A~]: ~A" command-name
-          (shown (substitute #\Space #\Newline (bounded-text condition :limit *longest-text*))))))
+  "Print CONDITION, or a text, as one line on standard error; of a .proto file, a line for each
+error."
+  (let* ((*print-pretty* nil)
+         (text (bounded-text condition :limit *longest-text*)))
+    (tell "clgrpc~@[ ~A~]: ~{~A~^~%~}" command-name
+          (mapcar #'shown (if (typep condition 'grpc:proto-syntax-error)
+                              (uiop:split-string text :separator '(#\Newline))
+                              (list (substitute #\Space #\Newline text)))))))
 
 (defun tell (control &rest arguments)
   "Print a line on standard error, of CONTROL and ARGUMENTS as for FORMAT."

@@ -47,6 +47,18 @@
                   (complaint (uiop:native-namestring (merge-pathnames "lost.proto" directory)))))
       (is (search "There is no file none.proto in" (complaint "none.proto"))))))
 
+(test gen-complains-in-a-line-for-each-error
+  (support:with-folder (directory)
+    (let ((file (uiop:native-namestring (merge-pathnames "bad.proto" directory))))
+      (with-open-file (stream file :direction :output)
+        (format stream "syntax = 'proto3'; message M { int32 x; }~%message N { string y }"))
+      (let ((lines (uiop:split-string (string-right-trim '(#\Newline)
+                                                         (nth-value 2 (run-line "gen" file)))
+                                      :separator '(#\Newline))))
+        (is (= 2 (length lines)) "~S" lines)
+        (is (search "bad.proto:1:39: " (first lines)))
+        (is (eql 0 (search (format nil "~A:2:22: " file) (second lines))))))))
+
 (test gen-writes-below-its-directory-only
   (support:with-folder (directory)
     (flet ((write-proto (name control &rest arguments)
