@@ -169,8 +169,8 @@ none is given; if DEFAULT is nil, a port must be given."
            (no-target text "the scheme ~A belongs to the system ~A, which is not loaded: ~
                             (asdf:load-system ~S)" name system system))
           ((member name '("http" "https" "grpc" "grpcs") :test #'string=)
-           (no-target text "leave ~A:// out~@[, and give :credentials for TLS~]" name
-                      (char= #\s (char name (1- (length name))))))
+           (no-target text "leave ~A:// out~@[; TLS needs :credentials, or --tls-ca of a command~]"
+                      name (char= #\s (char name (1- (length name))))))
           (t (no-target text "there is no scheme ~A; use ~{~A~^, ~}, or no scheme"
                         name (scheme-names))))))
 

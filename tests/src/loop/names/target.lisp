@@ -60,7 +60,7 @@
     (is (search "write several addresses as one: ipv4:" (complaint '("a:1" "b:2"))))
     (is (search "SERVER-ADDRESS returns" (complaint (make-instance 'standard-object))))
     (is (search "leave http:// out" (complaint "http://host:80")))
-    (is (search "leave https:// out, and give :credentials" (complaint "https://host:80")))
+    (is (search "leave https:// out; TLS needs :credentials" (complaint "https://host:80")))
     (is (search "no scheme ftp; use dns" (complaint "ftp://host:80")))
     (is (search "ipv4:10.0.0.1:50051,10.0.0.2:50051" (complaint "10.0.0.1:80,10.0.0.2:80")))
     (unless (loop:find-scheme "etcd:")
