@@ -81,9 +81,10 @@ once. Signal an ETCD-ERROR; COMPACTED if the revision is compacted meanwhile. Fr
           (map nil (lambda (message) (funcall function (entry-of message))) entries)
           (when limit (decf limit (length entries)))
           (unless (and (pb:range-response-more response) (null order) (plusp (length entries))
-                       (not (eql 0 limit)))
+                       (or (null limit) (plusp limit)))
             (return revision))
-          (setf start (next-key (mvccpb:key-value-key (elt entries (1- (length entries)))))))))))
+          (let ((next (next-key (mvccpb:key-value-key (elt entries (1- (length entries)))))))
+            (setf start (need-part (and (key-before-p start next) next)))))))))
 
 (define-keyword-function fetch-entries (etcd &rest arguments &key &allow-other-keys)
   "Return two values: a list of the entries of a range, and the revision at which they were read.

@@ -61,6 +61,11 @@ or its entry was removed.")
   (unavailable "No member of etcd, or no member that has a leader, has answered in time, or the
 answer broke off; or the function that returns the user's password has failed."))
 
+(defun need-part (part &optional perhaps-done)
+  "PART, which each such answer of etcd has. Signal UNAVAILABLE, with PERHAPS-DONE, if PART is nil."
+  (or part (error 'unavailable :text "a part of etcd's answer is missing or wrong"
+                               :perhaps-done perhaps-done)))
+
 (defparameter *texts*
   '(("required revision has been compacted" compacted)
     ("required revision is a future revision" future-revision)

@@ -39,6 +39,13 @@ each octet."
   "The first key after KEY, octets."
   (concatenate 'octets key '(0)))
 
+(defun key-before-p (key other)
+  "True if KEY comes before OTHER, both octets."
+  (let ((at (mismatch key other)))
+    (and at
+         (< at (length other))
+         (or (= at (length key)) (< (aref key at) (aref other at))))))
+
 (defun range-of (prefix from to)
   "Two values: the first key of a range, and its end. The range has all keys that begin with PREFIX;
 or the keys from FROM on and before TO; or, if TO is nil, all keys from FROM on. Signal MISUSE if

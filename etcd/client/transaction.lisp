@@ -91,15 +91,16 @@ COMPARISON."
 
 (defun operation-value (form response)
   "The user's value for RESPONSE, a response to the operation FORM."
-  (ecase (first form)
-    (:get (first (entries-of (pb:range-response-kvs (pb:response-op-response-range response)))))
-    (:get-all (entries-of (pb:range-response-kvs (pb:response-op-response-range response))))
-    (:count (pb:range-response-count (pb:response-op-response-range response)))
-    (:put (entry-of (pb:put-response-prev-kv (pb:response-op-response-put response))))
-    ((:remove :remove-all)
-     (pb:delete-range-response-deleted (pb:response-op-response-delete-range response)))
-    (:transact (multiple-value-call #'cons
-                 (apply #'txn-values (pb:response-op-response-txn response) (rest form))))))
+  (flet ((part (reader) (need-part (and response (funcall reader response)) t)))
+    (ecase (first form)
+      (:get (first (entries-of (pb:range-response-kvs (part #'pb:response-op-response-range)))))
+      (:get-all (entries-of (pb:range-response-kvs (part #'pb:response-op-response-range))))
+      (:count (pb:range-response-count (part #'pb:response-op-response-range)))
+      (:put (entry-of (pb:put-response-prev-kv (part #'pb:response-op-response-put))))
+      ((:remove :remove-all)
+       (pb:delete-range-response-deleted (part #'pb:response-op-response-delete-range)))
+      (:transact (multiple-value-call #'cons
+                   (apply #'txn-values (part #'pb:response-op-response-txn) (rest form)))))))
 
 (defun txn-values (response &key when then else)
   "Two values: true if RESPONSE says that the comparisons of a transaction were true, and a list of
@@ -107,8 +108,9 @@ the values of its operations."
   (declare (ignore when))
   (let ((succeeded (pb:txn-response-succeeded response)))
     (values succeeded
-            (map 'list #'operation-value (if succeeded then else)
-                 (pb:txn-response-responses response)))))
+            (loop with responses = (coerce (pb:txn-response-responses response) 'list)
+                  for form in (if succeeded then else)
+                  collect (operation-value form (pop responses))))))
 
 (defun reads-only-p (&rest forms)
   "True if FORMS, lists of operations, change nothing."

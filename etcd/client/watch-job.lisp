@@ -59,7 +59,7 @@ WATCH would miss changes, or wait until the store has as many revisions again."
            (let ((response (ask (watch-etcd watch) #'kv:range
                                 (range-request key nil :revision revision) nil
                                 :twice t)))
-             (check-header watch (pb:range-response-header response))
+             (check-header watch (need-part (pb:range-response-header response)))
              response)))
     (let ((mark (watch-mark watch)))
       (with-cancellation-token ((watch-cancellation-token watch))
@@ -132,7 +132,9 @@ ended."
     (cond ((null failure) nil)
           ((passing-p failure)
            (set-watch watch (lambda () (setf (watch-failure watch) failure)))
-           (loop:next-pause (watch-pauses watch)))
+           (let ((seconds (loop:next-pause (watch-pauses watch))))
+             (setf (watch-resume-ns watch) (loop:notice-end seconds))
+             seconds))
           (t (fail-watch watch failure)
              nil))))
 
@@ -141,9 +143,11 @@ ended."
 waits for a response."
   (let ((next (next-response watch)))
     (handler-case (etypecase next
-                    (null (if (watch-number watch)
-                              (return-from go-on nil)
-                              (join-stream watch)))
+                    (null (cond ((watch-number watch) (return-from go-on nil))
+                                ;; the job was woken, by a response of before, during a pause
+                                ((< (loop:world-now) (watch-resume-ns watch))
+                                 (return-from go-on (loop:seconds-until (watch-resume-ns watch))))
+                                (t (join-stream watch))))
                     ((eql :outrun) (leave-stream watch))
                     (condition (error next))
                     (pb:watch-response (take-response watch next)))

@@ -63,6 +63,7 @@ entry is not compacted; nil if it did not exist.")
   ;; the pauses before the next stream
   (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
    :type loop:pauses :read-only t)
+  (resume-ns 0 :type nanoseconds)       ; when the present pause is over
   ;; the call that its job waits for
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (ending nil :type (or null function)) ; a function that ends the watch, called by CLOSE-ETCD
@@ -106,7 +107,7 @@ entry is not compacted; nil if it did not exist.")
                  (:put :put)
                  (:delete :removal)
                  (t (error 'unavailable :text "etcd has sent a change of an unknown kind")))
-               (entry-of (mvccpb:event-kv event))
+               (entry-of (need-part (mvccpb:event-kv event)))
                (entry-of (mvccpb:event-prev-kv event))))
 
 (defun note-changes (watch changes)

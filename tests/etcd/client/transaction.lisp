@@ -77,3 +77,16 @@
   (dolist (form '(nil :get (:fetch "a") (:get "") (:get-all) (:put "" "a") (:put "a" 1) (:put)
                   (:count) (:get-all :prefix "a" :order :size) (:transact :if nil)))
     (signals misuse (clgrpc.etcd::operation form))))
+
+(test answers-that-lack-a-part-are-errors
+  "So is a page of entries whose keys do not come after those of the page before."
+  (with-stand-in (store other)
+    (with-hook (store name request next)
+      (if (eq :txn name)
+          (pb:make-txn-response :succeeded t)
+          (pb:make-range-response
+           :more t :kvs (list (mvccpb:make-key-value :key (octets-of 97))))))
+    (handler-case (progn (etcd:transact *etcd* :then '((:put "a" "b"))) (is-true nil))
+      (etcd:unavailable (error) (is-true (etcd:etcd-error-perhaps-done-p error))))
+    (signals etcd:unavailable (etcd:fetch-entries *etcd* :prefix "a")))
+  (signals etcd:unavailable (clgrpc.etcd::change-of (mvccpb:make-event))))

@@ -540,3 +540,25 @@ it can."
   "A change of a kind without a name ends the stream with an error of etcd's, not of ours."
   (signals etcd:unavailable (etcd::change-of (mvccpb:make-event :type 7)))
   (is (eq :unknown (getf (etcd::permission-plist (authpb:make-permission :perm-type 7)) :access))))
+
+(test wakes-do-not-shorten-pauses
+  "A watch that pauses after an answer without sense asks for no new one when its job is woken."
+  (with-stand-in (store other)
+    (with-hook (store name call next)
+      (rpc:on-message
+       call (lambda (request)
+              (let ((id (pb:watch-create-request-watch-id
+                         (pb:watch-request-create-request request))))
+                (rpc:send call (pb:make-watch-response :watch-id id :created t))
+                (rpc:send call (pb:make-watch-response :watch-id id
+                                                       :events (list (mvccpb:make-event)))))))
+      call)
+    (with-replaced (('loop:next-pause (constantly 1000)))
+      (let* ((watch (etcd:watch *etcd* #'list :key "a"))
+             (job (clgrpc.etcd::watch-job watch)))
+        (flet ((idle-p () (not (clgrpc.loop::job-running job))))
+          (eventually (and (clgrpc.etcd::watch-failure watch) (idle-p)))
+          (loop:wake-job job)
+          (eventually (idle-p))
+          (is (= 1 (length (stand-in-streams store)))))
+        (etcd:cancel-watch watch)))))
