@@ -9,7 +9,7 @@
   "The words of two cache lines, since processors fetch cache lines in pairs.")
 
 (deftype tally ()
-  "Two counts for each place: of the calls that have begun, and of those that have ended, on the
+  "Two counts for each place: of the calls that have begun, and of the calls that have ended, on the
 threads that use the place."
   `(simple-array sb-ext:word (,(* +places+ +place-words+))))
 

@@ -187,8 +187,8 @@ open. From any thread."
                         (start message-octets) (end message-octets) (limit message-octets))
     (values inflation octets message-octets)
   "Decompress with the z_stream SAP. Return three values: the outcome, octets of BORROW-OCTETS, and
-the number of these that the message has. The output has room for one octet more than LIMIT, to
-detect a result that is too long."
+how many of these the message has. The output has room for one octet more than LIMIT, to detect a
+result that is too long."
   (let* ((most (1+ limit))
          (to (borrow-octets (min most (max 512 (* 4 (- end start))))))
          (fill 0))
