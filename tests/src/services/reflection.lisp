@@ -41,7 +41,8 @@
                       (second (first (reflect channel '(:list-services "")))))))))))
 
 (test services-of-the-server-are-listed
-  "This holds though another server has the same reflection services, and after that has stopped."
+  "A server lists its own services even if another server has the same reflection services or has
+stopped."
   (let* ((services (grpc:reflection-services))
          (first (grpc:start-server (cons (make-probe) services)))
          (second (grpc:start-server services)))

@@ -115,7 +115,7 @@ even if a message in the middle is refused."
       (is (eq :internal (rpc:call-status call))))))
 
 (test a-megabyte-comes-in-one-go
-  "The sender of a message of 1 MB neither has to wait for window nor gets any meanwhile."
+  "The sender of a message of 1 MB need not wait for window, and no window is sent meanwhile."
   (with-link (link)
     (let ((call (calls 1)) (octets (letter-octets 1048576)))
       (memory:said)

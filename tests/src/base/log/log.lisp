@@ -174,8 +174,8 @@ is the function's error."
       (is (search "LOG-CONDITIONS-WITH-BACKTRACE" backtrace)))))
 
 (test timeouts-wait-until-frames-are-known
-  "The C library finds the name of a foreign function under a lock. A thread that is unwound there
-keeps the lock: each later backtrace would wait for ever, as would the end of each reserve thread."
+  "The C library finds the name of a foreign function under a lock. A thread unwound meanwhile would
+keep the lock: each later backtrace, and the end of each reserve thread, would wait for ever."
   (let ((interrupted '()) (*log-function* (constantly nil)))
     (with-replaced (('sb-debug:list-backtrace
                      (lambda (function &rest arguments)

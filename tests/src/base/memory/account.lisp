@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.base)
 
 (test accounts-tell-in-steps
-  "A parent has a connection's charges except for a step; all once the connection is closed."
+  "A parent knows a connection's charges to within a step, or exactly if it is closed."
   (let* ((all (make-account)) (peer (make-account all)) (link (make-account peer))
          (step clgrpc.base::+account-step+))
     (charge-own link step)

@@ -89,7 +89,7 @@ the whole range, half of the time denormal."
            (is (string= (format nil "-~A" text) (float-decimal (- float))))))
 
 (test billionths-are-written-as-the-printer-writes-them
-  "A function of its own writes times in seconds."
+  "FLOAT-DECIMAL has code of its own for multiples of a billionth, such as times in seconds."
   (let* ((seed (random (expt 2 32) (make-random-state t)))
          (state (sb-ext:seed-random-state seed)))
     (flet ((check (double)

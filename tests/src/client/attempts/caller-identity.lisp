@@ -259,7 +259,7 @@ on which a function is called for a retry; the call gets that failure at once."
       (is (= 3 (length (told-requests credentials)))))))
 
 (test a-hedge-whose-credentials-answer-too-late-does-not-begin
-  "The first attempt has been answered before: its stream continues, whether they answer or fail."
+  "The first attempt was answered before: its stream continues, whatever the credentials answer."
   (dolist (settle (list (lambda (future) (grpc:resolve-future future '(("authorization" . "t1"))))
                         (lambda (future)
                           (grpc:reject-future future (make-condition 'simple-error

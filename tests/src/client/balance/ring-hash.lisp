@@ -180,7 +180,7 @@
         "three of eight, and five: the lighter has a whole number")))
 
 (test places-on-the-ring-are-those-of-a-servers-key
-  "gRFC A76: its attribute :hash-key, else its first address; a change of that moves it."
+  "The key is the attribute :hash-key, else the first address (gRFC A76). A new key moves a server."
   (with-core (core)
     (flet ((hashes (&rest backends)
              (apply #'update core *ring* backends)

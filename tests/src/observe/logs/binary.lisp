@@ -10,7 +10,7 @@
   (short (binlog:grpc-log-entry-type entry) "EVENT-TYPE-"))
 
 (defun entries-of (entries logger)
-  "Those of ENTRIES that are of the end LOGGER."
+  "The ENTRIES that LOGGER, the end named in an entry, has written."
   (remove logger entries :test-not #'eq
                          :key (lambda (entry)
                                 (short (binlog:grpc-log-entry-logger entry) "LOGGER-"))))

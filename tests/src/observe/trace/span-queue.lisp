@@ -49,7 +49,7 @@
   (signals misuse (grpc:make-channel "127.0.0.1:1" :max-span-events 5)))
 
 (test spans-have-the-time-of-their-threads-world
-  "Even if the tracing is older than that world: a simulated one has its own time, no date."
+  "A simulated world has its own time, without a date. A span uses it even with an older tracing."
   (let* ((tracing (tracing))
          (loop:*world* (loop:make-world :clock (constantly 5)
                                         :wait (fn (_predicate _end-ns) nil)

@@ -6,7 +6,7 @@
 (defclass intercepted-test-channel (calling:interception secure-channel) ())
 
 (defmethod method:invoke ((channel test-channel) method request &rest options)
-  "What the transport of CHANNEL gets."
+  "Return what the transport of CHANNEL gets."
   (list method request options))
 
 (test interceptors-are-functions
@@ -23,7 +23,8 @@
     (is (equal '(3) (serving::call-intercepted '() nil '(3) #'identity)))))
 
 (test interceptors-of-a-channel
-  "They see the stub's options, and pass others; the transport gets credentials among them."
+  "Interceptors get the options of the call and may add some; the transport gets all these, and the
+channel's credentials."
   (let ((channel (make-instance 'intercepted-test-channel
                                 :interceptors (list (lambda (method request options next)
                                                       (is (eq *test-method* method))

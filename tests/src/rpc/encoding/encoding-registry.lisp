@@ -70,8 +70,8 @@
     (is (= encoding::+most-encodings+ (length (encoding:encodings))))))
 
 (test compressors-are-bounded
-  "The output of a user's function is cut at the limit, to the octet, whatever its pieces; the
-function is left then."
+  "The output of a user's function is cut at exactly the limit, whatever pieces it has; then the
+function is ended."
   (with-encodings
     (register-pairs)
     (let ((octets (make-octets 100000)))

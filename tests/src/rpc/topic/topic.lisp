@@ -349,7 +349,7 @@ true if that was left."
       (is (= 0 (subscribers topic))))))
 
 (test many-subscribers
-  "Many streams of one channel get each of some messages once, in order."
+  "Each of many streams of one channel gets all messages once, in order."
   (with-topic (topic channel) ()
     (let ((calls (subscribe-all topic (make-list (support:at-length 200 900)
                                                  :initial-element channel))))

@@ -71,7 +71,7 @@
     (is (find-route router "GET" (format nil "~{~A~}" (make-list 5000 :initial-element "/a"))))))
 
 (test a-match-is-no-longer-than-the-templates
-  "A peer sends thousands of segments by an octet or two, and a repeated head keeps its match."
+  "A match is kept with its head, and a peer can repeat a head of thousands of segments cheaply."
   (let* ((router (rule-router '(:get "/v1/{name=**}") '(:get "/v2/{name=**}:go")))
          (path (format nil "/v1/~{~A/~}end" (make-list 5000 :initial-element "a"))))
     (multiple-value-bind (route match) (find-route router "GET" path)
