@@ -99,7 +99,7 @@ to SERVER, a server of a probe with HANDLERS."
           (is (eq :ready (grpc:channel-state busy)))
           (speak call 2)
           (is (= 6 (number-of (ask idle (note 3)))))
-          (is (equal links (links-of idle)) "it comes back to the same"))
+          (is (equal links (links-of idle)) "the idle channel comes back to the same connection"))
         (grpc:cancel call)))))
 
 (test channels-find-a-server-again-together
@@ -229,7 +229,8 @@ channel ends, and no call waits for ever."
       (let ((call (chat first :open)))
         (speak call 1)
         (is (typep (caught (ask first (note 1))) 'grpc:unavailable))
-        (is (= 2 (number-of (ask second (note 1)))) "the other has a call to go")
+        (is (= 2 (number-of (ask second (note 1))))
+            "the breaker of the other channel admits a call")
         (grpc:cancel call)))))
 
 (test dropped-sharers-are-closed-alone
@@ -284,7 +285,7 @@ channel ends, and no call waits for ever."
         (unwind-protect (apply function (append cores puppets))
           (mapc #'client::shut-down cores)
           (is (= 0 (hash-table-count (client::subchannel-pool-connection-sets subchannel-pool)))
-              "nothing is left")
+              "no connection set is left")
           (loop:stop-event-loop loop))))))
 
 (defmacro with-sharing-cores ((first second puppet other-puppet) &body body)
@@ -315,7 +316,8 @@ set with one subchannel follows it."
       (is (eq :connecting (client::connection-set-link-state (core-connection-set first))))
       (let ((connection-set (core-connection-set second)))
         (tell-backends other-puppet "127.0.0.1:1" "127.0.0.1:4")
-        (is (eq connection-set (core-connection-set second)) "it was nobody else's")
+        (is (eq connection-set (core-connection-set second))
+            "no other subchannel used the connection set")
         (is (equal '("127.0.0.1:3" "127.0.0.1:1,127.0.0.1:4") (texts)))
         (tell-backends other-puppet "127.0.0.1:3")
         (is (eq (core-connection-set first) (core-connection-set second)))
@@ -400,7 +402,7 @@ closed; then the connection ends."
       (is (= 4 (number-of (ask first (note 2)))))
       (is (equal (list (grpc:server-address other)) (peers-of first)))
       (is (equal (list (grpc:server-address one)) (peers-of second)))
-      (is (= 1 (fact first :calls)) "the one that is open")
+      (is (= 1 (fact first :calls)) "only the open call counts")
       (speak call 2)
       (grpc:close-channel second)
       (speak call 3)

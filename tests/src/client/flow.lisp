@@ -169,7 +169,7 @@ max-held-octets, with 4 MB each: other calls continue meanwhile."
         (is (wait-until (lambda ()
                           (zerop (clgrpc.loop::driving-flusher
                                   (clgrpc.loop::event-loop-driving loop)))))
-            "nobody looks for more of them for long")))))
+            "the loop soon stops looking for more messages")))))
 
 (test messages-sent-in-bursts
   "Short and long messages, in bursts and with pauses, arrive whole and in order."

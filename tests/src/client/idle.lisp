@@ -10,7 +10,7 @@
 (test a-channel-without-calls-goes-idle
   (with-core (core puppet :pick-first :options (:idle-seconds 10))
     (is (null (client::idle-watch-timer (client::core-idle-watch core)))
-        "nobody looks before it is used")
+        "an unused channel is not watched")
     (client::wake core)
     (push-config puppet nil)
     (let ((subchannel (first (client:core-subchannels core))))
@@ -22,10 +22,11 @@
       (is (eq :shutdown (client:subchannel-state subchannel)))
       (is (null (client:core-subchannels core)))
       (is-true (puppet-ended puppet))
-      (is (null (client::idle-watch-timer (client::core-idle-watch core))) "nobody looks any more")
+      (is (null (client::idle-watch-timer (client::core-idle-watch core)))
+          "an idle channel is not watched")
       (let ((call (begin-ask core)))
         (is (eq :connecting (client:core-state core)))
-        (is (= 2 (puppet-asked puppet)) "the resolver begins anew")
+        (is (= 2 (puppet-asked puppet)) "the resolver is asked anew")
         (push-config puppet nil)
         (is (= 1 (length (client:core-subchannels core))))
         (is (null (grpc:call-status call)))))))
@@ -40,14 +41,14 @@
       (look-for-idleness core 9)
       (is (eq :connecting (client:core-state core)))
       (look-for-idleness core 1)
-      (is (eq :idle (client:core-state core)) "it may have no connection"))))
+      (is (eq :idle (client:core-state core)) "a channel without a connection may become idle"))))
 
 (test zero-is-never-idle
   (with-core (core puppet :pick-first :options (:idle-seconds 0))
     (client::wake core)
     (is (null (client::idle-watch-timer (client::core-idle-watch core)))))
   (with-core (core puppet :pick-first :options (:idle-seconds 0.1))
-    (is (= +ns-per-second+ (client::idle-limit-ns core)) "a second is the least")))
+    (is (= +ns-per-second+ (client::idle-limit-ns core)) "the least limit is a second")))
 
 (test streams-keep-a-channel-awake
   (with-probe (channel :channel-options '(:idle-seconds 1)) (:ask #'double :chat #'echo)
@@ -82,4 +83,4 @@
       (is (null (client::back-off-timer
                  (client::resolution-back-off (client::core-resolution core)))))
       (client::end-back-off core)
-      (is (= (1+ asked) (puppet-asked puppet)) "it does not wait"))))
+      (is (= (1+ asked) (puppet-asked puppet)) "the resolver is asked at once"))))

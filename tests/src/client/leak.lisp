@@ -57,7 +57,7 @@ references on this thread's stack would keep them."
       (is (= (* 2 count) (length (events-of :channel-not-closed))))
       (is (equal (grpc:server-address server)
                  (getf (first (events-of :channel-not-closed)) :target)))
-      (is (= 2 (number-of (ask kept (note 1)))) "one that is kept stays"))))
+      (is (= 2 (number-of (ask kept (note 1)))) "a channel that is referred to stays open"))))
 
 (test the-last-dropped-channel-ends-the-threads
   (with-log ()

@@ -119,7 +119,7 @@ the server does not even answer PINGs."
              (is (= 1 (number-of (ask channel (note 1)))))
              (eventually (zerop (connections server)))
              (eventually (eq :idle (grpc:channel-state channel)))
-             (is (= 2 (number-of (ask channel (note 2)))) "and opened again"))))
+             (is (= 2 (number-of (ask channel (note 2)))) "the connection is opened again"))))
 
 (test quiet-connections-shrink
   "A connection gives up the memory of a burst when it has been quiet for a while."

@@ -27,8 +27,9 @@ is ready again."
       (is (eq :transient-failure (client:core-state core)))
       (is (string= "two is down" (client:failure-text (client::core-picker core))))
       (client::end-wait (connection-set-of one))
-      (is (eq :connecting (client:subchannel-state one)) "it tries again by itself")
-      (is (eq :transient-failure (client:core-state core)) "which changes nothing yet")
+      (is (eq :connecting (client:subchannel-state one))
+          "round_robin connects a server again by itself")
+      (is (eq :transient-failure (client:core-state core)) "the state does not change yet")
       (client::change-state (connection-set-of one) :ready)
       (is (eq :ready (client:core-state core)))
       (client::change-state (connection-set-of one) :idle)
@@ -120,7 +121,7 @@ of the server that answers."
       (is (equal '(30 0 30) (who-answers channel 60)))))
   (with-named-servers (addresses servers 2)
     (grpc:with-channel (channel (format nil "ipv4:~{~A~^,~}" addresses))
-      (is (equal '(10 0 0) (who-answers channel 10)) "unless nobody says so"))))
+      (is (equal '(10 0 0) (who-answers channel 10)) "round_robin must be asked for"))))
 
 (test unknown-policies
   (signals grpc:misuse (grpc:make-channel "127.0.0.1:1" :balance :by-name))

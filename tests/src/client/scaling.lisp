@@ -23,7 +23,7 @@
       (is (= 3 (connections-of channel)))
       (let ((seventh (chat channel :open)))
         (eventually (client::waiting-calls (client::channel-core channel)))
-        (is (= 3 (connections-of channel)) "no more than that")
+        (is (= 3 (connections-of channel)) "the config allows three connections")
         (grpc:cancel (first calls))
         (speak seventh 7)
         (grpc:cancel seventh)))
@@ -83,7 +83,7 @@
              (client::most-links (first (client:core-subchannels core)))))
       (is (= 1 (most nil)))
       (is (= 3 (most (config-of-connections 3))))
-      (is (= 4 (most (config-of-connections 100))) "an update changes it"))))
+      (is (= 4 (most (config-of-connections 100))) "an update changes the number"))))
 
 (test connections-may-be-so-many-from-the-start
   (with-probe (channel :server server :channel-options '(:connections-per-subchannel 3))
@@ -98,7 +98,7 @@
                         (and (= 3 (connections-of channel))
                              (not (member link (client::connection-set-links
                                                 (connection-set-of (the-subchannel channel))))))))
-          "one that is lost is made again"))))
+          "a lost connection is replaced"))))
 
 (test a-further-connection-that-fails-waits
   (with-core (core puppet nil :options (:backoff-initial-seconds 60))
@@ -112,7 +112,7 @@
       (is (eq :ready (client:core-state core)))
       (client::ask-for-link subchannel)
       (is (null (client::connection-set-connect-rounds (connection-set-of subchannel)))
-          "not before the wait is over")
+          "no attempt begins before the wait is over")
       (client::end-back-off core)
       (client::ask-for-link subchannel)
       (is (= 1 (length (client::connection-set-connect-rounds (connection-set-of subchannel))))))))

@@ -205,7 +205,7 @@
             (grpc:with-channel (other (grpc:server-address server) :credentials (trusting nil))
               (is (search "CN=renewed" (subject (nth-value 1 (ask other (note 1)))))))
             (grpc:send call (note 2))
-            (is (= 2 (number-of (grpc:receive call))) "the old connection goes on")
+            (is (= 2 (number-of (grpc:receive call))) "the old connection continues")
             (grpc:close-send call)
             (is (null (grpc:receive call)))))))))
 
@@ -482,7 +482,7 @@ list is about is not. A renewed list counts for new connections."
         (grpc:with-channel (second (grpc:server-address server) :credentials ours)
           (is (search "certificate revoked"
                       (grpc:rpc-error-message (caught (ask second (note 2)))))))
-        (is (= 4 (number-of (ask channel (note 2)))) "an open connection goes on"))))
+        (is (= 4 (number-of (ask channel (note 2)))) "an open connection continues"))))
   (dolist (wrong (list "/no/such/list" (support:certificate-file "ca.pem")))
     (signals grpc:tls-error (grpc:make-channel "127.0.0.1:1" :credentials
                                                (trusting nil :revoked wrong)))))
@@ -536,8 +536,8 @@ list is about is not. A renewed list counts for new connections."
     (is-true (client-identity-works-p ours "client"))
     (is-true (client-identity-works-p ours "node-a"))
     (is (not (client-identity-works-p ours "foreign")))
-    (is (not (client-identity-works-p ours nil)) "none is shown")
-    (is (not (client-identity-works-p ours "elsewhere")) "it has no identity")
+    (is (not (client-identity-works-p ours nil)) "the client has shown no certificate")
+    (is (not (client-identity-works-p ours "elsewhere")) "the certificate has no identity")
     (is (not (client-identity-works-p ours "stranger")))
     (is (not (client-identity-works-p crossed "client")))
     (is-true (client-identity-works-p crossed "foreign"))))

@@ -256,8 +256,8 @@ only if the heap has room, however short the message is. One that takes little p
           (is (eq :body (answered 10 long)))
           (call-with-heap-promised
            (lambda ()
-             (is (eq :exhausted (answered 20000)) "of an answer")
-             (is (eq :exhausted (answered 10 long)) "of a request")
+             (is (eq :exhausted (answered 20000)) "the room for an answer is lacking")
+             (is (eq :exhausted (answered 10 long)) "the room for a request is lacking")
              (is (eq :body (answered 10)))))
           (is (eq :body (answered 20000)))
           (grpc:stop-server server :drain 5))))

@@ -115,7 +115,7 @@ deferred work is dropped."
           (let ((call (call-promised channel never)))
             (grpc:close-channel channel)
             (is (null (second (sent-p call)))))
-          (is (null (loop:future-completions never)) "nothing is kept"))))))
+          (is (null (loop:future-completions never)) "the future keeps nothing of the call"))))))
 
 (test servers-get-calls-when-credentials-have-answered
   "Before that no server counts, reports or awaits the call; then its observer gets all events."
@@ -146,7 +146,8 @@ deferred work is dropped."
             (is (equal '(:begun :received :sent :ended) (reverse seen)))
             (is-false (open-p)))
           (let* ((future (grpc:make-future)) (call (call-promised channel future)))
-            (is-true (grpc:stop-server server :drain 20) "it waits for no such call")
+            (is-true (grpc:stop-server server :drain 20)
+                     "the drain does not wait for unsent calls")
             (grpc:resolve-future future '())
             (let ((error (caught (grpc:await call :timeout 20))))
               (is (eq :unavailable (status-of-error error)))

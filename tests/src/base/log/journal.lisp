@@ -107,7 +107,7 @@
     (log-event :info :first)
     (is (sb-thread:wait-on-semaphore entered :timeout 20))
     (loop repeat 100 do (log-event :info :long :text (make-string 1000000 :initial-element #\a)))
-    (is (null (flush-log :timeout 0)) "it only looks")
+    (is (null (flush-log :timeout 0)) "FLUSH-LOG only looks")
     (sb-thread:signal-semaphore go-on 1000)
     (is (flush-log :timeout 20))
     (is (= 4 (count :long events :key #'second)))
@@ -207,7 +207,7 @@ elsewhere."
     (log-event :info :first)
     (is (sb-thread:wait-on-semaphore entered :timeout 20))
     (loop for i below 100 do (log-event :info :event :number i))
-    (is (null events) "nobody waited for it")
+    (is (null events) "the events were not written yet")
     (sb-thread:signal-semaphore go-on 1000)
     (is (flush-log))
     (setf events (reverse events))
@@ -234,8 +234,9 @@ elsewhere."
     (finishes (log-event :info :lost))
     (let ((begin (monotonic-ns)))
       (flush-log :timeout 60)
-      (is (> (seconds-ns 50) (- (monotonic-ns) begin)) "nobody waits for what cannot be written"))
-    (is (= 1 (- (lost-entries :events) lost)) "and it is counted")))
+      (is (> (seconds-ns 50) (- (monotonic-ns) begin))
+          "FLUSH-LOG does not wait for what cannot be written"))
+    (is (= 1 (- (lost-entries :events) lost)) "and the lost event is counted")))
 
 (test threads-that-are-made-to-leave-do-not-end-a-journal
   "A time-out unwinds a thread that has just noted that the journal's thread runs."

@@ -21,10 +21,10 @@
       (is (equal (set-difference (all-tracers) '(:http :tcp)) (reverse (on "all,-http,-tcp"))))
       (is (equal '(:tcp) (on "all,none,tcp")))
       (is (equal '(:http :http-keepalive) (on "http*")))
-      (is (equal '(:handshaker) (on "tsi")) "another of its names")
+      (is (equal '(:handshaker) (on "tsi")) "tsi is another name of the tracer")
       (is (equal '(:call) (on "CALL")))
       (signals misuse (setf (tracers) "call,nonsense"))
-      (is (equal '(:call) (tracers)) "nothing has changed"))))
+      (is (equal '(:call) (tracers)) "the wrong text has changed nothing"))))
 
 (test tracers-tell-the-log
   (with-tracers-kept

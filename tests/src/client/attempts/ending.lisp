@@ -60,7 +60,7 @@ was too slow for this."
       (let ((error (caught (grpc:receive call))))
         (is (typep error 'grpc:internal))
         (is (search "the channel has failed" (grpc:rpc-error-message error))))
-      (is (eql 4 (number-of (ask channel (note 2)))) "others go on"))))
+      (is (eql 4 (number-of (ask channel (note 2)))) "other calls continue"))))
 
 (test an-error-in-another-attempt-ends-the-call
   (with-probe (channel :events (:call-failed)) (:chat #'echo)

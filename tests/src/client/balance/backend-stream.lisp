@@ -27,7 +27,7 @@ and has no stream for it; and a function that returns the events since its last 
 (test backend-streams-that-fail-wait-longer-each-time
   "gRFC A17: exponential back-off, 1 s, 1.6 s, 2.56 s."
   (with-backend-stream (core backend-stream told)
-    (is (null (told)) "it is not connected")
+    (is (null (told)) "its server is not connected")
     (bring core :ready 1)
     (is (equal *vain* (told)))
     (dolist (seconds '(1 1.6 2.56))
@@ -49,7 +49,7 @@ and has no stream for it; and a function that returns the events since its last 
     (setf (balance::backend-stream-heard backend-stream) t)
     (balance::backend-stream-ended backend-stream :unavailable)
     (is (equal (list* '(:lost :unavailable) *vain*) (told))
-        "the next attempt at once, and as that is in vain it waits")
+        "the next attempt is made at once and is in vain, so a wait begins")
     (elapse core 0.5)
     (is (null (told)))))
 
@@ -69,12 +69,12 @@ and has no stream for it; and a function that returns the events since its last 
                (balance::backend-stream-ended backend-stream :unavailable)
                (setf begun (count :begun (told)))))
         (end-after 0.01)
-        (is (= 1 begun) "the first at once")
+        (is (= 1 begun) "the first call begins at once")
         (dotimes (i 20)
           (end-after 0.01)
-          (is (= 0 begun) "another later"))
+          (is (= 0 begun) "the next call begins later"))
         (end-after 1)
-        (is (= 1 begun) "one has lasted")
+        (is (= 1 begun) "a call has lasted")
         (end-after 0.01)
         (is (= 0 begun))))))
 
@@ -102,14 +102,14 @@ and has no stream for it; and a function that returns the events since its last 
     (bring core :ready 1)
     (is (equal *vain* (told)))
     (elapse core 1)
-    (is (null (told)) "the wait before the connection was lost is over")
+    (is (null (told)) "the wait that began before the connection was lost is over")
     (bring core :idle 1)
     (elapse core 10)
-    (is (null (told)) "nothing is tried while there is no connection")
+    (is (null (told)) "nothing is tried without a connection")
     (balance::end-backend-stream backend-stream)
     (bring core :ready 1)
     (elapse core 10)
-    (is (null (told)) "nor when nobody wants to know")))
+    (is (null (told)) "nothing is tried after the stream was ended")))
 
 ;;; Over sockets: a service whose first calls of Watch end as a test says
 

@@ -12,7 +12,7 @@
                      (balance::branch-backends name backends))))
       (is (equal (list (list (address 1) '("x")) (list (address 3) nil)) (rows "a")))
       (is (equal (list (list (address 2) nil) (list (address 3) nil)) (rows "b"))
-          "one without a path is of every child")
+          "a backend without a path belongs to every child")
       (is (equal (list (list (address 3) nil)) (rows "c"))))))
 
 (test paths-go-down-a-tree

@@ -5,7 +5,7 @@
 (test a-leaf-policy-stays-failed-until-one-is-ready
   (with-core (core)
     (update core "[{\"round_robin\":{}}]" 1 2 1)
-    (is (= 2 (length (live core))) "one that is told twice is one")
+    (is (= 2 (length (live core))) "a backend that is given twice is one member")
     (is (eq :connecting (state core)))
     (bring core :transient-failure 1)
     (is (eq :connecting (state core)))
@@ -176,7 +176,7 @@ refuse, one server is picked, so that its breaker refuses the call."
           (is (= 0 (picks core 1 tally)))
           (is (< 50 (picks core 2 tally) 250)))
         (make-room core (live core))
-        (is (= 0 (picks core 1 (tally core 300))) "those with room get them")
+        (is (= 0 (picks core 1 (tally core 300))) "calls go to servers with room")
         (open-breaker 2)
         (is (= 100 (picks core 3 (tally core 100))))
         (open-breaker 3)

@@ -8,7 +8,7 @@
     (make-room core (live core))
     (bring core :ready 1 2)
     (let ((even (tally core 1000)))
-      (is (< 300 (picks core 1 even) 1001) "of equal ones, the first that chance gives")
+      (is (< 300 (picks core 1 even) 1001) "chance decides between servers with equally many calls")
       (is (< 300 (picks core 2 even))))
     (setf (client::subchannel-open-calls (member-to core 1)) 5)
     (let ((tally (tally core 1000)))

@@ -49,7 +49,7 @@
         (let
          ((second (backend-stream "\"enableOobLoadReport\":true,\"oobReportingPeriod\":\"0.5s\"")))
           (is (= 1/2 (period second)))
-          (is (null (balance::backend-stream-watcher first)) "the first has ended")
+          (is (null (balance::backend-stream-watcher first)) "the first stream has ended")
           (is (null (backend-stream "")))
           (is (null (balance::backend-stream-watcher second)))
           (is (null (client:subchannel-watchers (member-to core 1)))))))))

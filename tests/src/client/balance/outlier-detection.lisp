@@ -24,9 +24,9 @@
              (end-calls (member-to core 3) third-status count)
              (elapse core 1)))
       (a-second :unavailable 4)
-      (is (= 0 (ejected core)) "these were too few")
+      (is (= 0 (ejected core)) "four calls are too few")
       (a-second :cancelled 100)
-      (is (= 0 (ejected core)) "it was the client")
+      (is (= 0 (ejected core)) "cancelled calls are not the server's fault")
       (a-second :unavailable)
       (is (eq :transient-failure (client:subchannel-state (member-to core 3))))
       (is (= 0 (picks core 3 (tally core 100))))
@@ -36,7 +36,7 @@
       (is (= 1 (ejected core)))
       (a-second :ok 0)
       (a-second :ok 0)
-      (is (= 0 (ejected core)) "its time is over")
+      (is (= 0 (ejected core)) "the time of the ejection is over")
       (is (= 100 (picks core 3 (tally core 300))))
       ;; the second time is longer
       (a-second :unavailable)
@@ -70,7 +70,7 @@
     (bring core :ready 1 2 3 4 5)
     (dolist (subchannel (live core)) (end-calls subchannel :internal 10))
     (elapse core 1)
-    (is (= 1 (ejected core)) "one at least")
+    (is (= 1 (ejected core)) "one server may always be ejected")
     (update core (outliers "\"failurePercentageEjection\":{\"enforcementPercentage\":0,
                             \"requestVolume\":1},") 11 12 13 14 15)
     (bring core :ready 11 12 13 14 15)
@@ -113,7 +113,7 @@
              (parse (format nil "[{\"outlier_detection_experimental\":{\"interval\":~S,
                                   \"childPolicy\":[{\"round_robin\":{}}]}}]"
                             interval)))))
-        "a look costs something"))
+        "an examination costs something"))
   (flet ((path (fields) (config-error-path (outliers fields))))
     (is (null (path "")))
     (is (search "maxEjectionPercent" (path "\"maxEjectionPercent\":101,")))

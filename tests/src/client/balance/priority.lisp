@@ -13,7 +13,7 @@
   (with-core (core)
     (update core (prioritized "high" "low")
             (backend 1 :path '("high")) (backend 2 :path '("low")))
-    (is (= 1 (length (live core))) "the lower is not needed")
+    (is (= 1 (length (live core))) "the lower child is not needed")
     (bring core :ready 1)
     (is (eq (member-to core 1) (pick core)))
     (bring core :idle 1)
@@ -26,7 +26,7 @@
     (is (eq (member-to core 1) (pick core)))
     (is (= 2 (length (live core))))
     (elapse core 901)
-    (is (= 1 (length (live core))) "the lower one was not needed for long")
+    (is (= 1 (length (live core))) "the lower child was not needed for long")
     ;; one that takes too long
     (bring core :idle 1)
     (is (= 1 (length (live core))))
@@ -124,7 +124,7 @@
                 (backend 1 :path '("high")) (backend 2 :path '("low")))
         (client::end-wait (client:subchannel-connection-set (member-to core 1)))
         (bring core :transient-failure 1)
-        (is (asked-p) "the config does not say so any more")))))
+        (is (asked-p) "the config no longer asks to ignore this")))))
 
 (test a-child-without-servers-fails-at-once
   (with-core (core)
@@ -145,7 +145,7 @@
       (bring core :ready 2)
       (update core (prioritized "high" "low")
               (backend 1 :path '("high")) (backend 2 :path '("low")))
-      (is (eq :connecting (state core)) "the new one has its time")
+      (is (eq :connecting (state core)) "the new child has time to connect")
       (is (null (balance::branch-timer (low))))
       (bring core :transient-failure 1)
       (is (eq (member-to core 2) (pick core)))

@@ -49,7 +49,8 @@
         (is (= 1024 (size '(1))))
         (is (= 9 (size '(1 2 3) :least 10 :most 10)))
         (is (= 3 (size '(1 2 3) :least 1)))
-        (is (= 99 (size '(1 2 3) :least 5000 :most 8000 :limit 100)) "the channel's limit")))))
+        (is (= 99 (size '(1 2 3) :least 5000 :most 8000 :limit 100))
+            "the channel limits the ring")))))
 
 (defparameter *ring* "[{\"ring_hash_experimental\":{\"requestHashHeader\":\"X-Key\"}}]")
 
@@ -83,7 +84,7 @@
         (is (client:subchannel-p (pick core call)))
         (is (not (eq first (pick core call))))
         (come-to :ready first)
-        (is (eq first (pick core call)) "and come back")))))
+        (is (eq first (pick core call)) "calls come back to the first server")))))
 
 (test empty-keys-are-none
   "gRFC A76: else all calls whose key is empty would come to the same server."
@@ -109,7 +110,7 @@
       (break-down 1)
       (is (eq :connecting (state core)))
       (is (= 1 (count :connecting (live core) :key #'client:subchannel-state))
-          "another is tried")
+          "another server is tried")
       (let ((tried (find :connecting (live core) :key #'client:subchannel-state)))
         (client::wait-for-better-times (client:subchannel-connection-set tried) "it snows")
         (settle core)
@@ -155,7 +156,7 @@
                (live core)))
     (let ((call (call-with-key core "alpha")))
       (client::submit call nil)
-      (is (eq :unavailable (clgrpc.rpc:call-status call)) "it does not wait"))))
+      (is (eq :unavailable (clgrpc.rpc:call-status call)) "the call does not wait"))))
 
 (defun entries-of (core number)
   "The number of entries of the server NUMBER in CORE's ring."
@@ -196,7 +197,7 @@
         (let ((server (member-to core 1))
               (named (hashes (backend 1 :hash-key "pod-0"))))
           (is (not (equalp plain named)))
-          (is (eq server (member-to core 1)) "it keeps its connections")
+          (is (eq server (member-to core 1)) "the server keeps its connections")
           (is (equalp named (hashes (backend 2 :hash-key "pod-0"))))))
       (is (not (equalp (hashes (client::parse-backend (list (list (address 1) (address 2)))))
                        (hashes (client::parse-backend (list (list (address 2) (address 1)))))))))))

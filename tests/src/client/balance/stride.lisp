@@ -14,11 +14,12 @@
 
 (test weights-that-are-none
   (is (null (balance::scaled-weights #(0 0 0))))
-  (is (null (balance::scaled-weights #(0 5 0))) "one is none to compare with")
-  (is (equalp #(21845 65535 43690) (balance::scaled-weights #(1 3 0))) "who has none has the mean")
+  (is (null (balance::scaled-weights #(0 5 0))) "a single weight has none to compare with")
+  (is (equalp #(21845 65535 43690) (balance::scaled-weights #(1 3 0)))
+      "a server without a weight gets the mean")
   (is (equalp (balance::scaled-weights (vector 1000000 1 1 1))
               (balance::scaled-weights (vector 1000000000 1000 1000 1000)))
-      "only what they are to each other counts")
+      "only the ratios of weights count")
   (is (every #'plusp (balance::scaled-weights (vector 1000000 1 1 1)))))
 
 (test weights-of-any-size-are-scaled

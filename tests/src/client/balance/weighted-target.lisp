@@ -72,7 +72,7 @@
         (come-to :ready one)
         (is (eq :ready (state core)))
         (update core "[{\"round_robin\":{}}]" 2)
-        (is (eq :ready (state core)) "while the new one connects")
+        (is (eq :ready (state core)) "the old policy serves while the new one connects")
         (come-to :idle one)
         (settle core)
         (is (eq :connecting (state core)))

@@ -13,7 +13,7 @@
     (update core (wrapped "\"pick_first\":{}") 1 2)
     (is (= 1 (length (live core))))
     (let ((only (first (live core))))
-      (is (eq :connecting (client:subchannel-state only)) "the child has its addresses")
+      (is (eq :connecting (client:subchannel-state only)) "the child has got the addresses")
       (come-to :ready only)
       (is (eq :ready (state core)))
       (is (eq only (pick core)))

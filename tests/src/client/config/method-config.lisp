@@ -20,7 +20,7 @@
   (is (null (method-of "{}")))
   (is (null (method-of "{\"methodConfig\":[{\"timeout\":\"1s\"},
                                          {\"name\":[],\"timeout\":\"1s\"}]}"))
-      "entries without names are nobody's"))
+      "entries without names apply to no method"))
 
 (test names
   (loop for (names path) in '(("[{\"method\":\"M\"}]" "methodConfig[0].name[0].service")
@@ -65,7 +65,7 @@
                "~A" fields))
   (is (equal "methodConfig[0]" (wrong "{\"methodConfig\":[3]}")))
   (is (equal "methodConfig[0].timeout" (wrong "{\"methodConfig\":[{\"timeout\":\"x\"}]}"))
-      "an entry without names is checked, too"))
+      "an entry without names is also checked"))
 
 (defun policy-fields (all changes)
   "The JSON object of the alist ALL, from names to JSON, with CHANGES; :none omits a field."

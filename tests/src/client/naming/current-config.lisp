@@ -22,14 +22,14 @@
 
 (test the-resolvers-config-goes-before-the-default
   (with-core (core puppet nil :default (config-of-ask :timeout 7))
-    (is (null (timeout-in-force core)) "none is in force before the resolver has answered")
+    (is (null (timeout-in-force core)) "no config is in force before the resolver has answered")
     (client::wake core)
     (push-config puppet nil)
     (is (eql 7 (timeout-in-force core)))
     (push-config puppet (config-of-ask :timeout 3))
     (is (eql 3 (timeout-in-force core)))
     (push-config puppet "{}")
-    (is (null (timeout-in-force core)) "an empty one is one")
+    (is (null (timeout-in-force core)) "an empty config is a config")
     (push-config puppet nil)
     (is (eql 7 (timeout-in-force core)))))
 
@@ -39,17 +39,18 @@
     (push-config puppet (config-of-ask :timeout 3))
     (push-config puppet "{\"methodConfig\":3}")
     (is (eql 3 (timeout-in-force core)))
-    (is (eq :connecting (client:core-state core)) "its addresses are taken"))
+    (is (eq :connecting (client:core-state core))
+        "the addresses that come with a bad config are used"))
   (with-core (core puppet nil :default (config-of-ask :timeout 7))
     (client::wake core)
     (push-config puppet (config-of-ask :timeout 3))
     (push-config puppet "{\"methodConfig\":3}")
-    (is (eql 3 (timeout-in-force core)) "the default is not the one before"))
+    (is (eql 3 (timeout-in-force core)) "the previous config stays, not the default"))
   (with-core (core puppet nil)
     (client::wake core)
     (push-config puppet nil)
     (push-config puppet "{\"methodConfig\":3}")
-    (is (eq :connecting (client:core-state core)) "no config is a good one, too")))
+    (is (eq :connecting (client:core-state core)) "the absence of a config is a good config, too")))
 
 (test a-bad-first-config-fails-calls
   "They fail until a valid config or none is pushed; calls that wait for ready wait for that."
@@ -62,7 +63,7 @@
       (is (search "methodConfig must be a list" (princ-to-string (caught (grpc:await call)))))
       (is (eq :unavailable (grpc:call-status (begin-ask core))))
       (is (null (grpc:call-status patient)))
-      (is (null (client:core-subchannels core)) "nobody is connected to")
+      (is (null (client:core-subchannels core)) "no connection is begun")
       (is (wait-until (lambda ()
                         (run-loop-of core)
                         (< 1 (puppet-asked puppet))))
@@ -97,14 +98,14 @@
       (is (zerop (grpc:call-deadline call)))
       (let ((before (grpc:call-deadline hasty)))
         (push-config puppet (config-of-ask :timeout 20))
-        (is (= before (grpc:call-deadline hasty)) "its own is earlier"))
+        (is (= before (grpc:call-deadline hasty)) "the call's own deadline is earlier"))
       (is (= 20000000000 (- (grpc:call-deadline call) (wire::wire-call-born-ns call))))
       (is (= 20000000000 (- (grpc:call-deadline patient) (wire::wire-call-born-ns patient))))
       (let ((next (begin-ask core)))
         (is (= 20000000000 (- (grpc:call-deadline next) (wire::wire-call-born-ns next)))))
       (push-config puppet (config-of-ask :timeout 1))
       (is (= 20000000000 (- (grpc:call-deadline call) (wire::wire-call-born-ns call)))
-          "a call that has a config keeps what it said of its time"))))
+          "a call keeps the timeout of the config that it has"))))
 
 (test a-timeout-ends-waiting-calls
   (with-core (core puppet nil)
@@ -125,7 +126,7 @@
     (is (null (grpc:call-status (begin-ask core))))
     (is (null (grpc:call-status (begin-ask core :wait-for-ready t))))
     (is (eq :unavailable (grpc:call-status (begin-ask core :wait-for-ready nil)))
-        "the call's user may say otherwise")
+        "the call's user may override the config")
     (push-config puppet (config-of-ask :wait-for-ready nil))
     (client::change-picker core :transient-failure (client:make-failure "it rains"))
     (is (eq :unavailable (grpc:call-status (begin-ask core))))
@@ -145,7 +146,7 @@
       (is (eq found (client::method-table-found (client::core-methods core)))))
     (let ((table (client::core-methods core)))
       (push-config puppet (config-of-ask :timeout 20))
-      (is (eq table (client::core-methods core)) "the same config is no other")
+      (is (eq table (client::core-methods core)) "an equal config changes nothing")
       (push-config puppet (config-of-ask :timeout 21))
       (is (not (eq table (client::core-methods core)))))))
 
@@ -171,7 +172,7 @@
                                     :max-response-message-bytes 20)))
     (is (equal '(10 10000000) (limits '(:max-send-octets 10) :max-request-message-bytes 11
                                       :max-response-message-bytes 10000000))
-        "where the user says nothing the config may say more than the default")
+        "without the user's limit the config may exceed the default")
     (is (equal '(9 100) (limits '(:max-send-octets 10 :max-receive-octets 100)
                                 :max-request-message-bytes 9
                                 :max-response-message-bytes 10000000)))))

@@ -17,22 +17,22 @@
 (test a-breaker-opens-half-opens-and-closes
   (let ((breaker (a-breaker :breaker-failure-percent 50 :breaker-min-calls 4
                             :breaker-window-seconds 10 :breaker-open-seconds 5)))
-    (is (null (end-calls breaker 1 nil t t)) "too few calls")
+    (is (null (end-calls breaker 1 nil t t)) "there were too few calls")
     (is (admitted-p breaker :a 1))
     (is (eq :open (end-calls breaker 2 t)))
     (is (not (admitted-p breaker :a 2)))
     (is (not (admitted-p breaker :a 6.9)))
-    (is (admitted-p breaker :a 7) "one is tried")
+    (is (admitted-p breaker :a 7) "one call is tried")
     (is (eq :half-open (client::breaker-state breaker)))
-    (is (admitted-p breaker :a 7) "it may ask again")
+    (is (admitted-p breaker :a 7) "the trial call may ask again")
     (is (not (admitted-p breaker :b 7)))
     (is (eq :open (client::note-end breaker :a t (seconds-ns 8))))
     (is (not (admitted-p breaker :b 12)))
     (is (admitted-p breaker :b 13))
-    (is (null (client::note-end breaker :z nil (seconds-ns 13))) "a call of before says nothing")
+    (is (null (client::note-end breaker :z nil (seconds-ns 13))) "an earlier call does not count")
     (is (eq :closed (client::note-end breaker :b nil (seconds-ns 14))))
     (is (admitted-p breaker :c 14))
-    (is (null (end-calls breaker 14 t t t)) "it counts anew")))
+    (is (null (end-calls breaker 14 t t t)) "the count begins anew")))
 
 (test a-trial-that-was-not-sent-is-another-calls
   (let ((breaker (a-breaker :breaker-failure-percent 100 :breaker-min-calls 1
@@ -51,7 +51,7 @@ longer; its later outcome has no effect."
                             :breaker-open-seconds 5)))
     (is (eq :open (end-calls breaker 1 t)))
     (is (admitted-p breaker :a 6))
-    (is (admitted-p breaker :a 10) "it may ask again, which gives it no more time")
+    (is (admitted-p breaker :a 10) "the trial call may ask again, but gets no more time by this")
     (is (not (admitted-p breaker :b 10.9)))
     (is (admitted-p breaker :b 11))
     (is (not (admitted-p breaker :c 15.9)))
@@ -74,8 +74,9 @@ longer; its later outcome has no effect."
         (is (admitted-p breaker call 2))
         (is (not (admitted-p breaker next 2)))
         (client::note-attempt breaker call subchannel :cancelled)
-        (is (eq :half-open (client::breaker-state breaker)) "nothing is known of the server")
-        (is (admitted-p breaker next 2) "another is tried")
+        (is (eq :half-open (client::breaker-state breaker))
+            "a cancelled trial shows nothing about the server")
+        (is (admitted-p breaker next 2) "another call is tried")
         (client::note-attempt breaker next subchannel nil)
         (is (eq :half-open (client::breaker-state breaker)))
         (is (admitted-p breaker call 2))
@@ -90,7 +91,7 @@ longer; its later outcome has no effect."
     (is (null (end-calls breaker 12 t t)) "the first four are too old")
     (is (null (end-calls breaker 20 nil nil)))
     (is (null (end-calls breaker 22.5 t)) "of 5 calls 3 have failed, but two were 10.5 s ago")
-    (is (null (end-calls breaker 1000 t t t t)) "all are too old")
+    (is (null (end-calls breaker 1000 t t t t)) "all earlier calls are too old")
     (is (eq :open (end-calls breaker 1000 t)))))
 
 (test a-share-is-of-enough-calls
@@ -102,7 +103,7 @@ longer; its later outcome has no effect."
     (is (eq :open (end-calls breaker 1 t)) "6 of 12"))
   (let ((breaker (a-breaker)))
     (is (null (apply #'end-calls breaker 1 (make-list 100 :initial-element t)))
-        "nobody looks without the option")))
+        "without the option no call is counted")))
 
 (test a-breaker-limits-calls
   (let ((breaker (a-breaker :breaker-max-calls 3)))

@@ -17,7 +17,7 @@
     (let ((old (first (client:core-subchannels core))))
       (client::change-state (connection-set-of old) :ready)
       (change-policy core puppet :round-robin "127.0.0.1:1" "127.0.0.1:2")
-      (is (eq old (client::core-picker core)) "while the new one connects")
+      (is (eq old (client::core-picker core)) "the old policy serves while the new one connects")
       (is (eq :ready (client:core-state core)))
       (is (= 3 (length (live-subchannels core))))
       (client::change-state (connection-set-of (subchannel-to core "127.0.0.1:2")) :ready)
@@ -29,9 +29,10 @@
       (let ((next (find-if (lambda (subchannel)
                              (typep (client:subchannel-balancer subchannel) 'client::pick-first))
                            (live-subchannels core))))
-        (is (eq :connecting (client:subchannel-state next)) "nobody else asks it to")
+        (is (eq :connecting (client:subchannel-state next))
+            "the new policy connects though no call asks for it")
         (client::wait-for-better-times (connection-set-of next) "it rains")
-        (is (eq :transient-failure (client:core-state core)) "it has something to say")
+        (is (eq :transient-failure (client:core-state core)) "the new policy no longer connects")
         (is (equal (list next) (live-subchannels core)))))))
 
 (test an-old-policy-that-is-not-ready-is-not-waited-for
@@ -47,7 +48,7 @@
       (change-policy core puppet :pick-first "127.0.0.1:2")
       (is (eq :ready (client:core-state core)))
       (client::change-state (connection-set-of one) :idle)
-      (is (eq :connecting (client:core-state core)) "the old one has failed meanwhile")
+      (is (eq :connecting (client:core-state core)) "the old policy has lost its connection")
       (is (eq :shutdown (client:subchannel-state one)))
       (client::change-state (connection-set-of (first (live-subchannels core))) :ready)
       (is (eq :ready (client:core-state core))))))
@@ -61,7 +62,8 @@
     (change-policy core puppet :round-robin "127.0.0.1:1")
     (change-policy core puppet :round-robin "127.0.0.1:1" "127.0.0.1:2")
     (is (eq :ready (client:core-state core)))
-    (is (= 3 (length (live-subchannels core))) "one that serves, two that are to follow")))
+    (is (= 3 (length (live-subchannels core)))
+        "one policy serves, and two servers of its successor connect")))
 
 (test vetoes
   (with-core (core puppet :round-robin)

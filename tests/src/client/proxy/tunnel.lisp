@@ -85,7 +85,7 @@ none in any case."
       (is (search "255 octets" (text "a:1" :proxy long))))
     (is (search "255 octets" (text (format nil "~A:1" (make-string 256 :initial-element #\a))
                                    :proxy "socks5://p:1"))
-        "it would be cut, which names another host")
+        "a cut name would be another host's")
     (dolist (target '("unix:/run/a.sock" "ipv4:10.0.0.1:1,10.0.0.2:1" "dns://10.0.0.1/a:1"))
       (text target :proxy "http://p:1"))))
 
@@ -167,9 +167,9 @@ which also gets their start and end."
         (is (= result (write-with result))))
       (is (= loop:+wants-read+ (write-with (- (length whole) 5))))
       (is (equalp whole said))
-      (is (= loop:+wants-read+ (write-with)) "nothing of it is left")
+      (is (= loop:+wants-read+ (write-with)) "nothing is left to write")
       (is (= loop:+wants-read+ (read-with (http-answer "HTTP/1.1 200" "") loop:+wants-read+)))
-      (is (= loop:+wants-write+ (write-with loop:+wants-write+)) "it is open")
+      (is (= loop:+wants-write+ (write-with loop:+wants-write+)) "the tunnel is open")
       (is (= 10 (write-with 10)))
       (is (equalp (joined-octets whole (subseq octets 0 10)) said)))))
 

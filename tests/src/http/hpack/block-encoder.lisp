@@ -12,7 +12,7 @@
     (is (equalp (hex "be") (encode encoder (list field) :mode :plain)))
     (is (equalp (hex "be") (encode encoder '(("x" "y")))) "an equal field is as good")
     (is (equalp (hex "1f2f0179") (encode encoder (list field) :mode :never)))
-    (is (equalp (hex "7e017a") (encode encoder '(("x" "z")))) "its name is in the table")))
+    (is (equalp (hex "7e017a") (encode encoder '(("x" "z")))) "the table has the name")))
 
 (test sensitive-fields-are-never-indexed
   (let ((encoder (make-encoder)) (field (string-field "x" "y" :sensitive 1))) ; any true value
@@ -46,21 +46,24 @@
 
 (test size-updates-encoded
   (let ((encoder (make-encoder)))
-    (is (equalp (hex "82") (encode encoder '((":method" "GET")))) "nothing to announce at first")
+    (is (equalp (hex "82") (encode encoder '((":method" "GET"))))
+        "at first there is nothing to announce")
     (encode encoder '(("x" "y")))
     (set-encoder-limit encoder 8192)
     (is (equalp (hex "be") (encode encoder '(("x" "y")))) "our own limit is 4096")
     (set-encoder-limit encoder 0)
     (set-encoder-limit encoder 100)
     (is (equalp (hex "20 3f45 4001780179") (encode encoder '(("x" "y"))))
-        "the least limit, then the last one: the entry is gone")
+        "the least limit and the last one are sent, and the entry is gone")
     (is (equalp (hex "be") (encode encoder '(("x" "y")))))
     (set-encoder-limit encoder 50)
     (set-encoder-limit encoder 60)
     (set-encoder-limit encoder 100)
-    (is (equalp (hex "3f13 3f45 be") (encode encoder '(("x" "y")))) "down and back is told as well")
+    (is (equalp (hex "3f13 3f45 be") (encode encoder '(("x" "y"))))
+        "a limit that fell and rose again is announced")
     (set-encoder-limit encoder 4096)
-    (is (equalp (hex "3fe11f be") (encode encoder '(("x" "y")))) "up is told once")))
+    (is (equalp (hex "3fe11f be") (encode encoder '(("x" "y"))))
+        "a limit that only rose is announced once")))
 
 (test a-smaller-table-is-announced-at-once
   (let ((encoder (make-encoder :table-octets 0)))

@@ -24,7 +24,7 @@
     (decode decoder (hex "4001630164") :list list)
     (decode decoder octets :list list)
     (setf (field-list-memo list) :lost)
-    (is (null (field-list-memo list)) "once is no repetition")
+    (is (null (field-list-memo list)) "the first block is not a repetition")
     (decode decoder octets :list list)
     (is (null (field-list-memo list)))
     (setf (field-list-memo list) :known)
@@ -42,7 +42,7 @@
     (is (null (field-list-memo list)))
     (decode decoder (hex "4001630165") :list list)
     (decode decoder octets :list list)
-    (is (null (field-list-memo list)) "the table is another")
+    (is (null (field-list-memo list)) "the table has changed")
     (is (equal '((":method" "GET") ("a" "b") ("c" "e")) (pairs list)))))
 
 (test a-shorter-block-leaves-nothing-behind

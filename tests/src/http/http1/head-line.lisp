@@ -75,7 +75,7 @@
                   "HTTP/1.1||" "HTTP/1.1  200 OK||" "HTTP/1.1 200	OK||"))
     (is (eql 502 (status-of text :role :client :requests '("GET"))) "~S" text))
   (is (eql 502 (status-of "HTTP/1.1 200 OK|Content-Length: 0||" :role :client))
-      "without a request"))
+      "a response without a request is refused"))
 
 (test heads-have-limits
   (let ((head "GET / HTTP/1.1|Host: a|X: 0123456789||"))

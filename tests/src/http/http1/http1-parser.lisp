@@ -30,7 +30,7 @@
                event)))
       (is (eq :head (next)))
       (is (eq :end (next)))
-      (is (null (next)) "the second waits until it is asked for")
+      (is (null (next)) "the second message waits until it is asked for")
       (is (< at (length octets)))
       (next-message parser)
       (is (eq :head (next)))

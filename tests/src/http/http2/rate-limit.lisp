@@ -57,7 +57,7 @@ may not know yet."
     (hears (header-frame 1) (header-frame 1))
     (flush)
     (is (null (calmed-by 1000 (lambda (id) (declare (ignore id)) '(:data 1 "x"))))
-        "content that was on its way")))
+        "content may have been sent before the reset was known")))
 
 (test provoked-resets-count-as-well
   "Frames that make us reset streams: malformed requests, and WINDOW_UPDATE of 0."
@@ -101,7 +101,8 @@ may not know yet."
     (is (<= 18 (or (calmed-by 100 (constantly '(:data 1 ""))) 0) 22)))
   (let ((*dialogue* (begin-dialogue :client '(:max-idle-frame-burst 20))))
     (shake-hands)
-    (is (<= 18 (or (calmed-by 100 (constantly '(:ping 7))) 0) 22) "a server's PINGs")))
+    (is (<= 18 (or (calmed-by 100 (constantly '(:ping 7))) 0) 22)
+        "a server's PINGs are limited as well")))
 
 (defun pings-borne (times &rest options)
   "How many PINGs come, at TIMES in seconds, before the connection ends with too_many_pings; nil if
@@ -122,7 +123,7 @@ it does not. The peer has a call meanwhile if OPTIONS begin with true."
   (is (null (pings-borne '(1000 1300 1600 1900 2200) t)))
   ;; two strikes are borne; the first PING on a connection with a call is none
   (is (= 3 (pings-borne '(1000 1001 1002 1003 1004 1005) t)))
-  (is (= 3 (pings-borne '(1000 1300 1600 1900 2200) nil)) "without calls two hours")
+  (is (= 3 (pings-borne '(1000 1300 1600 1900 2200) nil)) "without calls the interval is two hours")
   (is (null (pings-borne '(1000 8200 15400 22600 29800) nil)))
   (is (null (pings-borne '(1000 1300 1600 1900 2200) nil :ping-without-calls t)))
   (is (null (pings-borne '(1000 1001 1002 1003 1004 1005) t :min-ping-interval-seconds 1)))

@@ -18,7 +18,7 @@
     (is-true (sb-thread:wait-on-semaphore done :timeout *patience-seconds*))
     (clgrpc.tests.loop:settle loop)
     (is (= 1 (length answers)))
-    (is-true (third (first answers)) "not on the loop")
+    (is-true (third (first answers)) "the answer came on another thread")
     (values (first (first answers)) (second (first answers)))))
 
 (defmacro with-server-and-loop ((server loop) &body body)
@@ -58,7 +58,8 @@
       (apply #'set-records server "long.test" +txt+ texts)
       (is (= 200 (length (nth-value 1 (ask-and-wait loop (list server) "long.test" +txt+))))))
     (set-manner server (fn (_name _type carrier) (if (eq :udp carrier) :truncate :drop)))
-    (is (eq :unreachable (ask-and-wait loop (list server) "a.test" +a+)) "it hangs up")
+    (is (eq :unreachable (ask-and-wait loop (list server) "a.test" +a+))
+        "the server closes the connection")
     (set-manner server (fn (_name _type carrier)
                          (if (eq :udp carrier)
                              :truncate
@@ -146,7 +147,8 @@
             do (set-code server "a.test" code)
                (is (eq outcome (ask-and-wait loop (list server) "a.test" +a+)))
                (is (eq :found (ask-and-wait loop (list server other) "a.test" +a+))))
-      (is (= 4 (length (name-server-asked server))) "those that refuse are not asked again"))))
+      (is (= 4 (length (name-server-asked server)))
+          "servers that have refused are not asked again"))))
 
 (test answers-truncated-over-tcp-are-a-servers-failure
   "They have no records, but do not show that the name has none: the next server is asked."

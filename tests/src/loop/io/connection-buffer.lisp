@@ -15,7 +15,7 @@ and is borrowed next."
              (is (equal '(0 0) (give (1+ longest))))
              (loop for count from 1 to 8
                    do (is (equal (list count (* count longest)) (give longest))))
-             (is (equal (list 8 (* 8 longest)) (give 16)) "all of them have as much as they may")
+             (is (equal (list 8 (* 8 longest)) (give 16)) "no ninth buffer is kept")
              (loop repeat 8 do (is (= longest (length (buffer-octets (loop::borrow-buffer loop))))))
              (dotimes (i loop::+pool-buffers+) (give 16))
              (is (equal (list loop::+pool-buffers+ (* 16 loop::+pool-buffers+)) (give 16)))

@@ -172,7 +172,7 @@ get turns meanwhile, and no octet is lost or reordered, even if reading is stopp
           (is (equalp frames (reverse got)))
           (is (= 1 others))
           (is (< at-most 200) "The other was read after ~D frames." at-most)
-          (is (= (length turns) (length (remove-duplicates turns))) "one frame each turn")
+          (is (= (length turns) (length (remove-duplicates turns))) "each turn reads one frame")
           (is (null (on-loop loop (lambda () (clgrpc.loop::connection-leftover subject))))))))))
 
 ;;; Output
@@ -253,7 +253,7 @@ fails. The octets arrive nevertheless, and then the end with its reason."
                          (append-octets (connection-output connection) (octets-of 5))))
          (is-true (await ended))
          (is (minusp (first (car writes))))
-         (is (= 1 (count-if #'minusp (car writes))) "nothing is written after that")
+         (is (= 1 (count-if #'minusp (car writes))) "nothing is written after a failed write")
          (is (equalp (pattern sent)
                      (subseq (buffer-octets got) (buffer-start got) (buffer-end got))))
          (is (typep reason 'socket-error)))))))
@@ -359,13 +359,13 @@ BROKEN, or nil, ends after it was read, with both pollers."
          (is (= total (length (client-receive client total))))
          (settle loop)
          (is (= 0 left))
-         (is (= 60000 largest) "what cannot be sent is not piled up")
+         (is (= 60000 largest) "unsent output is not piled up")
          (is (<= 50 (length (car writes))))
          (let ((before calls))
            (on-loop loop (lambda () (append-octet (connection-output connection) 1)))
            (client-receive client 1)
            (settle loop)
-           (is (= (1+ before) calls) "once per flush if it adds nothing")))))))
+           (is (= (1+ before) calls) "FILL is called once per flush if it adds nothing")))))))
 
 (test fill-that-asks-for-output-makes-no-turn
   (let ((counts (make-counts)))

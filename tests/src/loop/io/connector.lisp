@@ -12,7 +12,7 @@
     (is-true (await done))
     (settle loop)
     (is (= 1 (length answers)))
-    (is-true (first (first answers)) "not on the loop")
+    (is-true (first (first answers)) "the answer came on another thread")
     (values-list (rest (first answers)))))
 
 (defun connect-and-wait (loop host port &key (seconds 10))
@@ -164,7 +164,8 @@
                                     :seconds 60)))
          (is (< (ns-seconds (- (monotonic-ns) start)) 20))
          (settle loop)
-         (is (>= (1+ descriptors) (os:open-descriptor-count)) "the attempt given up is closed"))))))
+         (is (>= (1+ descriptors) (os:open-descriptor-count))
+             "the socket of the abandoned attempt is closed"))))))
 
 (test names-without-a-host
   "The resolver runs on another thread; its error for an impossible name is reported."

@@ -100,7 +100,7 @@
                  (end-talk loop talk)
                  (security-resumed-p (talk-security talk)))))
         (is (equal '(nil t t) (loop repeat 3 collect (resumed-p credentials))))
-        (is (not (resumed-p (client-credentials))) "other credentials, other tickets")
+        (is (not (resumed-p (client-credentials))) "other credentials have other tickets")
         (reload-credentials credentials)
         (is (equal '(nil t) (loop repeat 2 collect (resumed-p credentials))))))))
 
@@ -326,7 +326,7 @@
                (is (= clgrpc.loop:+broken+ (read-end end)))
                (is (search "too much that is not data"
                            (byte-channel-failure (end-byte-channel end))))
-               (is (< 2000000 (buffer-fill (end-arrived end))) "the rest is not looked at"))
+               (is (< 2000000 (buffer-fill (end-arrived end))) "the rest is not examined"))
           (close-end end)
           (close-end peer))))))
 
@@ -373,7 +373,7 @@
             (make-turn-of loop)
             (is (= 0 (count-answered)))
             (make-turn-of loop)
-            (is (= 3 served) "the one behind all of them")
+            (is (= 3 served) "the connection behind all handshakes is served")
             (is (= 3 (count-answered)))
             (make-turn-of loop)
             (is (= 6 (count-answered)))
@@ -570,7 +570,7 @@ that has done its share of handshakes, so a later turn reads it, and no event fo
           (is (search "before the handshake is over" (byte-channel-failure (end-byte-channel end))))
           (is (< (- before (left)) (+ clgrpc.loop::+max-shaking-octets+
                                       (* 2 clgrpc.loop::+shaking-octets+)))
-              "the rest is not looked at"))))))
+              "the rest is not examined"))))))
 
 (test tls-connections-leave-nothing
   (with-tls-server (loop address)
