@@ -57,7 +57,7 @@ peer sends other frames first.")
   "True if LINK may wait longer for the answer to the PING at NOW; see +LONGEST-DRAIN-PING-NS+."
   (let ((http2 (server-link-http2 link)))
     (or (plusp (server-link-calls link))
-        ;; a peer that has not ended its TLS handshake, or its preface, has begun no call
+        ;; a peer that has not ended its preface has begun no call
         (and (http2:connection-ready-p http2)
              (or (plusp (loop:connection-unsent (server-link-socket link)))
                  (< (- now +drain-look-ns+) (http2:connection-last-receive-ns http2)))))))
@@ -89,8 +89,4 @@ its loop."
     (setf (server-link-draining link) t)
     (http2:send-goaway (server-link-http2 link) http2:+no-error+)
     (when (zerop (server-link-calls link))
-      (wire:close-link link "drained"
-                       ;; no output leaves before the handshake is over
-                       :how (and (loop:byte-channel-handshaking-p
-                                  (loop:connection-byte-channel (server-link-socket link)))
-                                 :abort)))))
+      (wire:close-link link "drained"))))

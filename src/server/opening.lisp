@@ -59,14 +59,27 @@ EXCHANGE:HTTP-VERSION-OF."
     (:http2 (wire:speak-http2 link :server **server-sink**
                               (server-loop-pool (server-link-owner link))))))
 
+(defun make-opening-protocol (drain)
+  "The protocol, with the function DRAIN, of a link whose protocol is not known."
+  (make-server-connection-protocol
+   :octets (constantly 0)
+   :pause #'list                        ; such a link has no calls yet
+   :drain drain
+   :abandon (lambda (link status text) (declare (ignore status text)) (settle link :http2))))
+
+(define-load-time-global **draining-opening** (make-opening-protocol #'identity))
+
 (defun opening-input (socket octets start end)
   "The handler's INPUT."
   (let* ((link (loop:connection-user socket))
+         (draining (eq **draining-opening** (server-link-protocol link)))
          (version (http-version-of link octets start end)))
     (cond ((eq :more version) start)
           (t (settle link version)
-             (funcall (loop:handler-input (loop:connection-handler socket))
-                      socket octets start end)))))
+             (multiple-value-prog1
+                 (funcall (loop:handler-input (loop:connection-handler socket))
+                          socket octets start end)
+               (when (and draining (not (server-link-failure link))) (drain-link link)))))))
 
 (defun opening-closed (socket reason)
   "The handler's CLOSED."
@@ -77,30 +90,42 @@ EXCHANGE:HTTP-VERSION-OF."
 (define-load-time-global **opening-handler**
     (loop:make-handler :input #'opening-input :closed #'opening-closed))
 
+(defun handshaking-p (link)
+  "True if LINK's TLS handshake is under way."
+  (loop:byte-channel-handshaking-p (loop:connection-byte-channel (server-link-socket link))))
+
+(defun undecided-p (link)
+  "True if the protocol of LINK depends on octets, of TLS or of the protocol, that have not come."
+  (or (handshaking-p link) (eq :more (http-version-of link (make-octets 0) 0 0))))
+
 (defun mute-p (link)
   "True if the peer of LINK has sent nothing yet and its protocol need not be HTTP/2."
-  (let ((socket (server-link-socket link)))
-    (not (or (loop:connection-unread-p socket)
-             (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))
-             (not (eq :more (http-version-of link (make-octets 0) 0 0)))))))
+  (and (not (loop:connection-unread-p (server-link-socket link)))
+       (not (handshaking-p link))
+       (undecided-p link)))
 
 (defun opening-due (link)
   "Decide the protocol of LINK, whose peer has not sent enough octets in time. The server treats the
 link as HTTP/2, whose error names the missing preface. A mute peer gets no octets: browsers connect
 in advance, and would take an error for the answer to their first request."
   (cond ((server-link-failure link))
+        ((eq **draining-opening** (server-link-protocol link))
+         (wire:close-link link "drained" :how :abort))
         ((mute-p link) (wire:close-link link "the peer has sent nothing in time" :how :lost))
         (t (settle link :http2))))
 
-(define-load-time-global **opening**
-    (make-server-connection-protocol
-     :octets (constantly 0)
-     :pause #'list                      ; such a link has no calls yet
-     :drain (lambda (link)
-              (cond ((mute-p link) (wire:close-link link "drained" :how :abort))
-                    (t (settle link :http2)
-                       (drain-link link))))
-     :abandon (lambda (link status text) (declare (ignore status text)) (settle link :http2))))
+(defun drain-opening (link)
+  "The DRAIN of a link whose protocol is not known: the rest of a handshake, or of the octets that
+show the protocol, has a second."
+  (cond ((mute-p link) (wire:close-link link "drained" :how :abort))
+        ((undecided-p link)
+         (setf (server-link-protocol link) **draining-opening**)
+         (loop:start-timer (server-link-loop link) (server-link-opening link)
+                           (+ (loop:event-loop-now (server-link-loop link)) +drain-ping-ns+)))
+        (t (settle link :http2)
+           (drain-link link))))
+
+(define-load-time-global **opening** (make-opening-protocol #'drain-opening))
 
 (defun begin-opening (link)
   "Wait for the first octets of LINK, a new connection, to learn its protocol."
