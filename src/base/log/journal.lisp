@@ -6,9 +6,9 @@
 ;;;; the journal's function has handled these entries, or has failed.
 ;;;;
 ;;;; LOG-WRITER is a journal of lines (event-line.lisp). The thread makes the lines of events that
-;;;; consist of numbers, keywords and short strings, many at once, which costs less than one line now
-;;;; and then. Other lines are made where the event happens, since the objects in an event may change
-;;;; a moment later.
+;;;; consist of numbers, keywords and short strings, many at once, which costs less than one line
+;;;; now and then. Other lines are made where the event happens, since the objects in an event may
+;;;; change a moment later.
 
 (in-package #:clgrpc.base)
 

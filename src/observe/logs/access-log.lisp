@@ -4,8 +4,8 @@
 ;;;;
 ;;;; The choice of calls to log is made when they end, so that failures can be logged whatever the
 ;;;; ratio is. A loop draws how many calls it passes over before the next that it logs, so a call
-;;;; that is not logged costs a count and a test of its status. Within the image, where threads share
-;;;; no loop, each call costs a random number, a hash of a shared count.
+;;;; that is not logged costs a count and a test of its status. Within the image, where threads
+;;;; share no loop, each call costs a random number, a hash of a shared count.
 ;;;;
 ;;;; A peer can make calls that fail at some millions a second, and each event costs more than such
 ;;;; a call. So a loop logs +FAILURES-PER-SECOND+ of each peer's failures that chance has not

@@ -9,8 +9,8 @@
 ;;;;
 ;;;; The duration of calls of a server's loop is known when their answers are sent, which happens
 ;;;; once, or nearly once, in a turn. Until then calls that began in one turn and ended alike are
-;;;; counted in a RUN, and the clock is read once for all runs. Calls of a run that sent and received
-;;;; as many octets as its first call are counted together, too.
+;;;; counted in a RUN, and the clock is read once for all runs. Calls of a run that sent and
+;;;; received as many octets as its first call are counted together, too.
 ;;;;
 ;;;; A target record finds its method records by the number of the method (rpc/method/method.lisp),
 ;;;; a method record its series by the status code, so two loads lead to a call's cells. Target

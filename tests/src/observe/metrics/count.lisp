@@ -106,8 +106,8 @@
   "Calls of one run may have as many octets as its first call, or others."
   (with-metrics (channel client server :ask #'identity)
     (let* ((notes (loop for i below 300
-                        collect (note (1+ (mod i 3)) (make-string (* 2000 (mod i 3))
-                                                                  :initial-element #\a))))
+                        collect (note 1 :text (make-string (* 2000 (mod i 3))
+                                                           :initial-element #\a))))
            (octets (reduce #'+ notes :key #'grpc:serialized-size)))
       (mapc #'grpc:await (mapcar (lambda (note) (grpc:call-async #'ask channel note)) notes))
       (is-true (ended-p server "grpc.server.call.duration" 300))
