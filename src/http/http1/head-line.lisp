@@ -44,8 +44,8 @@ contains another CR, or an LF without a CR, or does not end before END."
     (let ((target-end (span octets target end **target-octets**)))
       (unless (and (< target target-end end)
                    (= +space+ (aref octets target-end)))
-        (bad-message 400 "the request line has no target, or a target with octets that no URI may
-        have"))
+        (bad-message 400 "the request line has no target, or a target with octets that no URI may ~
+                          have"))
       (values (octets-text octets start method-end)
               (octets-text octets target target-end)
               (version-minor octets (1+ target-end) end)))))

@@ -174,8 +174,8 @@ position, so no search is needed."
               (:server (request-from octets start lines-end (parser-max-fields parser)))
               (:client (response-from octets start lines-end (parser-max-fields parser)
                                       (or request
-                                          (bad-message 502 "a response was received without a
-request")))))
+                                          (bad-message 502 "a response was received without a ~
+                                                            request")))))
             (parser-last-head parser) (subseq-octets octets start end)
             (parser-last-request parser) request)))
   (begin-body parser (parser-message parser)))
