@@ -33,7 +33,7 @@
         (is (>= 1 (counts-wakes counts)))
         (let ((before (counts-wakes counts)))
           (dotimes (i 1000) (post loop (lambda () (incf ran))))
-          (is (= before (counts-wakes counts)) "nobody wakes a loop that runs"))
+          (is (= before (counts-wakes counts)) "a running loop is not woken"))
         (sb-thread:signal-semaphore leave)
         (settle loop)
         (is (= 1000 ran))))))
@@ -87,7 +87,7 @@
                  (when go-on (defer loop #'again argument))))
         (on-loop loop (lambda () (defer loop #'again nil)))
         (dotimes (i 3) (settle loop))
-        (is (plusp rounds) "posts are served all the same")
+        (is (plusp rounds) "posts are still served")
         (on-loop loop (lambda () (setf go-on nil)))))))
 
 (test deferred-functions-run-after-all-reads
@@ -271,7 +271,7 @@
     (is-true (post loop (lambda () (incf ran))))
     (stop-event-loop loop)
     (is-true (join-event-loop loop))
-    (is (= 1 ran) "what was accepted is run")
+    (is (= 1 ran) "an accepted post is run")
     (is-false (post loop (lambda () (incf ran))))
     (is (= descriptors (os:open-descriptor-count)))
     (signals misuse (launch-event-loop loop))

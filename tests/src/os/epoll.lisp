@@ -47,7 +47,8 @@
       (is (null (events epoll area 0)))
       (dotimes (i 3)
         (is (= 8 (os:write-eventfd eventfd)))
-        (is (equal '(5) (mapcar #'car (events epoll area 1000))) "though nobody has read it")
+        (is (equal '(5) (mapcar #'car (events epoll area 1000)))
+            "the eventfd wakes although it is not read")
         (is (null (events epoll area 0))))
       (os:close-descriptor eventfd))))
 

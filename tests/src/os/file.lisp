@@ -10,7 +10,7 @@
         (is-false (os:failed-p descriptor))
         (os:close-descriptor descriptor)
         (is (= #o600 (logand #o777 (sb-posix:stat-mode (sb-posix:stat pathname)))))
-        (is-true (os:failed-p (os:create-file path #o600)) "there is one")))))
+        (is-true (os:failed-p (os:create-file path #o600)) "the file exists already")))))
 
 (test what-is-there-and-how-long-it-is
   (uiop:with-temporary-file (:pathname pathname)

@@ -35,7 +35,7 @@
     (is (= 3/2 (quota "/" "/sys/fs/cgroup/cpu.max" (lines "150000 100000"))) "in a container")
     (is (= 1/2 (quota "/a.slice/b" "/sys/fs/cgroup/a.slice/b/cpu.max" (lines "max 100000")
                       "/sys/fs/cgroup/a.slice/cpu.max" (lines "50000 100000")))
-        "of a group above")
+        "the quota of a higher group counts")
     (is (= 1/4 (quota "/a/b" "/sys/fs/cgroup/a/b/cpu.max" (lines "25000 100000")
                       "/sys/fs/cgroup/a/cpu.max" (lines "50000 100000")))
         "the least")
@@ -51,13 +51,13 @@
                        (format nil "~A/cpu.cfs_quota_us" directory) (lines quota)
                        (format nil "~A/cpu.cfs_period_us" directory) (lines "100000"))))
     (is (null (quota *first* "-1" "/sys/fs/cgroup/cpu")))
-    (is (= 1 (quota *first* "100000" "/sys/fs/cgroup/cpu")) "of the root that is seen")
+    (is (= 1 (quota *first* "100000" "/sys/fs/cgroup/cpu")) "the quota of the visible root counts")
     (is (= 1 (quota *first* "100000" "/sys/fs/cgroup/cpu/docker")))
     (is (= 1 (quota *first* "100000" "/sys/fs/cgroup/cpu/docker/1")))
-    (is (null (quota *first* "100000" "/sys/fs/cgroup/cpu/docker/1/2")) "another's")
+    (is (null (quota *first* "100000" "/sys/fs/cgroup/cpu/docker/1/2")) "the group is another's")
     (is (= 1 (quota "32 31 0:29 /docker/1 /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu" "100000"
                     "/sys/fs/cgroup/cpu"))
-        "mounted from the group on")))
+        "only the group is mounted")))
 
 (test quotas-of-strange-files
   (is (null (quota-with)))

@@ -188,7 +188,7 @@ pressure; else no connection does."
                (comes-with 1000)
                (comes-with (floor (heap-size) 100))
                (is (equal '(nil nil) (look)))
-               (is (equal '(nil nil) (look)) "To end them all would not help.")
+               (is (equal '(nil nil) (look)) "Ending all connections would not help.")
                (comes-with (floor (heap-size) 80))
                (setf server::**pressure** nil)
                (is (equal '(nil nil nil) (look)))
@@ -215,7 +215,7 @@ pressure; else no connection does."
         (memory:call-in-world memory:*world*
                               (lambda () (charge-own (server::server-link-account modest) 30000)))
         (begins-to-ask 3 :fields (fat-fields 10))
-        (is (equal '((3 :resource-exhausted)) (statuses)) "with a 64th of the total")))))
+        (is (equal '((3 :resource-exhausted)) (statuses)) "the peer holds a 64th of the limit")))))
 
 (test a-call-without-metadata-is-not-charged-with-that-of-the-call-before
   (with-server-loop (server-loop) (:ask #'double)

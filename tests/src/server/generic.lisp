@@ -22,7 +22,7 @@
   "A method of no service of the server goes to the service that takes all; the others keep theirs."
   (call-with-generic
    (lambda (channel server)
-     (is (= 42 (number-of (ask channel (note 21)))) "known ones are served as before")
+     (is (= 42 (number-of (ask channel (note 21)))) "known methods are served as before")
      (let ((call (grpc:invoke channel (grpc:generic-method "a.B/C" :kind :bidi)
                               (list (grpc:raw-message (string-octets "x"))
                                     (grpc:raw-message (string-octets "")))
@@ -228,7 +228,7 @@ invalid, too long or cut short ends its call only."
       (is (eq :internal (status-of (answer (framed (octets-of 255 254 253))))))
       (is (eq :resource-exhausted (status-of (answer (framed (make-octets 1001))))))
       (is (eq :internal (status-of (answer (subseq (lines "abc") 0 7)))))
-      (is (eq :unimplemented (status-of (answer (octets-of)))) "there is no message")
+      (is (eq :unimplemented (status-of (answer (octets-of)))) "the message is missing")
       (is (eq :unimplemented
               (status-of (ask-raw peer "/lab.Bench/None" :content-type "application/grpc+lab-lines"
                                                          :data (lines "a")))))

@@ -200,7 +200,7 @@ returns true if all echoes of a call ran on the loop."
    :inline
    (fn (channel _route on-the-loop-p)
      ;; a handler that had no processor for long may be overtaken
-     (is (loop repeat 20 thereis (funcall on-the-loop-p)) "nobody else ran the loop")
+     (is (loop repeat 20 thereis (funcall on-the-loop-p)) "no other call ran the loop")
      (grpc:with-call (first (chat channel :open))
        (speak first 1)
        (grpc:with-call (second (chat channel :open))

@@ -268,10 +268,10 @@ among them; and no change of another name."
           (is (< seconds 5) "watchers do not hold the drain up: ~,2F s" seconds))
         (is (eq :not-serving (next-status watch)))
         (is (typep (caught (next-status watch)) 'grpc:unavailable))
-        (is (zerop (count-watchers service)) "none is kept for the next server")
+        (is (zerop (count-watchers service)) "no watcher is kept for the next server")
         (is (eq :not-serving (grpc:health-status service "")))
         (grpc:set-health-status service "" :serving)
-        (is (eq :not-serving (grpc:health-status service "")) "it stays so")))))
+        (is (eq :not-serving (grpc:health-status service "")) "the status does not change")))))
 
 (test a-watch-that-begins-while-the-server-stops
   "It gets the present status and ends, and is not kept for the next server."

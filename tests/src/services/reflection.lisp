@@ -81,7 +81,7 @@ stopped."
                         (reflect channel '(:file-by-filename "google/rpc/status.proto")
                                  '(:file-containing-symbol "google.rpc.Status")
                                  '(:file-by-filename "google/protobuf/any.proto"))))
-         "what was imported is sent once, what was asked for each time"))))
+         "an import is sent once, a requested file each time"))))
 
 (test files-are-serialized-once
   "A request of a few octets must not cost a thousand times as many each time."

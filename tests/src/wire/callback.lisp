@@ -35,7 +35,7 @@ beyond the window follow when it has room, and nothing overtakes them."
         (is (equalp (list (letter-octets 2 3 4)) (data)))
         (dolist (octets letters) (brings 1 octets))
         (let ((sent (data)))
-          (is (< 190 (reduce #'+ sent :key #'length) 213) "as much as the window has")
+          (is (< 190 (reduce #'+ sent :key #'length) 213) "the octets fill the window")
           (memory:hears '(:window-update 1 10000))
           (is (equalp (apply #'concatenate 'octets letters)
                       (apply #'concatenate 'octets (append sent (data)))))))

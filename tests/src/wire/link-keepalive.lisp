@@ -85,7 +85,7 @@
                (memory:passes 9)
                (memory:say memory:*world* memory:*end* rest)
                (memory:passes 100)
-               (is (null (told)) "It came in time."))
+               (is (null (told)) "The rest came in time."))
              (with-link (link :options options)
                (memory:say memory:*world* memory:*end* beginning)
                (memory:passes 9)

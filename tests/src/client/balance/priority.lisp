@@ -82,7 +82,7 @@
       (elapse core 301)
       (is (eq (member-to core 2) (pick core)))
       (prefer "high")
-      (is (= 1 (length (live core))) "it ends as others do"))))
+      (is (= 1 (length (live core))) "the child ends as others do"))))
 
 (test priority-configs
   (is (search "priorities[1]" (config-error-path

@@ -489,7 +489,7 @@ though the server sends nothing before."
           (carry client server)
           (read-end server)
           (is-true (established-p server))
-          (is (= 3 (buffer-fill (end-got server))) "and then what waits"))))))
+          (is (= 3 (buffer-fill (end-got server))) "and then the data that waits"))))))
 
 (test a-handshake-that-a-proxy-ends-says-why
   "The reason is the proxy's, whichever read or write of the handshake gets it."

@@ -18,10 +18,10 @@
            (job (add-job background (lambda ()
                                       (sb-thread:signal-semaphore ran)
                                       seconds))))
-      (is (= 0 (sb-thread:semaphore-count ran)) "nobody has woken it")
+      (is (= 0 (sb-thread:semaphore-count ran)) "the job was not woken")
       (wake-job job)
       (is-true (await ran))
-      (is (= 0 (background-threads)) "nothing is due at some time")
+      (is (= 0 (background-threads)) "no job has a due time")
       (setf seconds 1/1000)
       (wake-job job)
       (is-true (await ran 5))
@@ -142,7 +142,7 @@ running, since it would neither run again nor end."
                                     (sb-thread:signal-semaphore ended)
                                     nil)))
     (wake-job job)
-    (is-true (sb-thread:wait-on-semaphore ended :timeout 30) "it waits for a minute")
+    (is-true (sb-thread:wait-on-semaphore ended :timeout 30) "END-BACKGROUND waits for a minute")
     (end-background background)))
 
 (test failure-is-told-when-it-begins-and-when-it-ends

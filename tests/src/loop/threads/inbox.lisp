@@ -23,7 +23,7 @@
     (is (eq t (push-inbox inbox :a)))
     (is (null (push-inbox inbox :b)))
     (confirm-wake inbox)
-    (is-false (doze-inbox inbox) "it is not empty")
+    (is-false (doze-inbox inbox) "the inbox is not empty")
     (is (equal '(:a :b) (drained inbox)))
     (is-true (doze-inbox inbox))
     (rouse-inbox inbox)

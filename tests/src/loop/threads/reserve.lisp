@@ -14,7 +14,7 @@
   (let ((reserve (make-reserve :threads 3 :queue 2 :idle-seconds 30))
         (started (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore))
         (ended (sb-thread:make-semaphore)))
-    (is (= 0 (reserve-thread-count reserve)) "no thread before there is work")
+    (is (= 0 (reserve-thread-count reserve)) "there is no thread before there is work")
     (flet ((block-a-thread ()
              (run-on-reserve reserve (lambda ()
                                        (sb-thread:signal-semaphore started)
@@ -51,7 +51,7 @@
     (is-true (await done 4))
     (is-true (await-thread-count reserve 0))
     (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore done)))
-    (is-true (await done) "and start again")
+    (is-true (await done) "and threads start again")
     (is-true (close-reserve reserve 10))))
 
 (test a-reserve-that-is-asked-by-interrupted-threads-counts-right
@@ -162,7 +162,7 @@ the next one."
     (is-false (close-reserve reserve 0.02))
     (sb-thread:signal-semaphore release)
     (is-true (close-reserve reserve 10))
-    (is-true ran "what was accepted is run")))
+    (is-true ran "an accepted function is run")))
 
 (test reserve-with-many-producers
   (let* ((reserve (make-reserve :threads 4 :queue 1000000)) (done (sb-thread:make-semaphore)))
@@ -298,7 +298,8 @@ them as well."
                                   event-loop)))
              (push (drive-on event-loop (constantly nil) event-loop) ran)
              nil))
-      (is (null (drive-on event-loop (constantly t) event-loop)) "this thread does not run it")
+      (is (null (drive-on event-loop (constantly t) event-loop))
+          "this thread does not run the loop")
       (launch-event-loop event-loop)
       (unwind-protect
            (progn
@@ -355,7 +356,7 @@ loop that START has started, and when that has stopped."
                 ;; on a busy machine one reserve thread may take the loop from another meanwhile
                 (settle event-loop)
                 (is (= 1 (quota-running quota))
-                    "the code that has lost the loop counts as one that runs")
+                    "code that has lost the loop counts as running")
                 (funcall let-return)
                 (is-true (await begun) "its place is free for what waits")
                 (settle event-loop)

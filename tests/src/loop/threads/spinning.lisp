@@ -63,12 +63,12 @@ calls."
     (is (= (* 2 +model-work-ns+) (average-of caller server 500)) "soon")
     (is (> (* 2.2 +model-work-ns+)
            (average-of caller server 1000 :pause-ns (lambda (i) (if (= 50 (mod i 100)) 100000 0))))
-        "a pause now and then changes little")
+        "rare pauses change little")
     (is (< (* 2 +model-work-ns+)
            (average-of caller server 1000 :pause-ns (constantly 100000)))
-        "one before each call does")
+        "a pause before each call ends the spinning")
     (is (= (* 2 +model-work-ns+) (average-of caller server 10000))
-        "and they find each other again")))
+        "afterwards both ends spin again")))
 
 (test mixed-waits-do-not-keep-a-server-spinning
   "If every second wait is too long, spinning costs more than it saves, and becomes rare; with one
@@ -79,7 +79,7 @@ long wait in four it continues."
              (dotimes (i 4000 (/ (model-end-spun server) 4000))
                (begin-to-wait server now)
                (setf now (see-event server (+ now (if (zerop (mod i every)) 100000 5000))))))))
-    (is (< (spun 2) 5000) "always, it would be 14500")
+    (is (< (spun 2) 5000) "constant spinning would take 14500")
     (is (< 9000 (spun 4) 9800))))
 
 (test a-server-of-long-ago-is-found
@@ -145,14 +145,14 @@ spins ignores the requests."
                       (begin-to-wait server 0)
                       (see-event server 1000)
                    sum (model-end-spun server)))
-        "two sources by turns")
+        "two sources alternate")
     (setf (model-end-token server) 7)
     (loop repeat 100 do (begin-to-wait server 0) (see-event server 1000))
     (is (plusp (model-end-spin-ns server)))
     (setf (model-end-token server) 0)
     (see-event server 1000)
     (begin-to-wait server 0)
-    (is (= 0 (model-end-spin-ns server)) "a wait that ends otherwise ends it")))
+    (is (= 0 (model-end-spin-ns server)) "a wait that ends another way ends the spinning")))
 
 (test a-source-now-and-then
   "It causes no trials in vain for ever; one for which spinning pays is tried again soon."
@@ -184,23 +184,23 @@ spins ignores the requests."
     (with-still-loop (loop :note (lambda (what) (push what waits)))
       (setf (clgrpc.loop::event-loop-spin-state loop) (spinning-for-good))
       (make-turn-of loop)
-      (is (< 1 (count 0 waits)) "it looks more than once")
+      (is (< 1 (count 0 waits)) "the loop looks more than once")
       (is (= -1 (first waits)) "and sleeps without limit")
       (is (= 1 (count 0 waits :test #'/=)))
       (setf waits '()
             (clgrpc.loop::event-loop-spin-state loop) nil)
       (make-turn-of loop)
-      (is (equal '(-1) waits) "without a spin state it sleeps at once")
+      (is (equal '(-1) waits) "without a spin state the loop sleeps at once")
       (setf waits '()
             (clgrpc.loop::event-loop-spin-state loop)
             (clgrpc.loop::make-spin-state :token 1 :streak 8 :credit 4))
       (make-turn-of loop)
-      (is (equal '(-1) waits) "nor does it spin if it has sent nothing")
+      (is (equal '(-1) waits) "a loop that has sent nothing does not spin")
       (setf waits '()
             (clgrpc.loop::event-loop-spin-state loop) (spinning-for-good))
       (start-timer loop (make-timer #'identity nil) (+ (monotonic-ns) 10000))
       (make-turn-of loop)
-      (is (= 0 (count 0 waits)) "not when a timer is due at once"))))
+      (is (= 0 (count 0 waits)) "a loop does not spin if a timer is due at once"))))
 
 (defun wait-at-least (ns)
   "Let NS pass without sleep."
@@ -222,7 +222,7 @@ spins ignores the requests."
             (clgrpc.loop::event-loop-spin-state loop) (spinning-for-good))
       (start-timer loop (make-timer #'identity nil) (+ (monotonic-ns) 1000000))
       (make-turn-of loop)
-      (is (eql 0 (first waits)) "it is due by then"))))
+      (is (eql 0 (first waits)) "the timer is due after the spinning"))))
 
 (test who-posts-ends-the-spinning
   (let ((waits '()) (ran nil) (still nil))
@@ -235,7 +235,7 @@ spins ignores the requests."
       (make-turn-of loop)
       (is-true ran)
       (is (= 3 (count 0 waits)))
-      (is (= 1 (count :wake waits)) "it counts as asleep")
+      (is (= 1 (count :wake waits)) "a spinning loop counts as asleep")
       (is (notany (lambda (what) (eql -1 what)) waits) "and does not sleep"))))
 
 (test a-loop-that-spins-misses-nothing

@@ -190,6 +190,6 @@ thread remains marked as its waker."
                     (dolist (connection connections) (close-connection connection :abort t)))
         nil)
       (make-turn-of loop)
-      (is (= 2 told) "once for each, though the function was added twice")
+      (is (= 2 told) "the function is called once for each connection")
       (make-turn-of loop)
       (is (= 2 told)))))

@@ -60,10 +60,10 @@ peer leaves some to others however many connections it has."
       (enqueue one 1 2)
       (enqueue two 3)
       (enqueue root 4)
-      (is (equal '(4) (serve-all root 0)) "quotas get nothing where nothing is free")
+      (is (equal '(4) (serve-all root 0)) "quotas get no thread when none is free")
       (clgrpc.loop::clear-quota one)
       (enqueue one 9)
-      (is (equal '(3 9) (sort (serve-all root 1) #'<)) "what was forgotten is not run"))))
+      (is (equal '(3 9) (sort (serve-all root 1) #'<)) "forgotten functions are not run"))))
 
 (test functions-that-are-withdrawn-leave-their-places
   (let* ((root (make-quota)) (one (make-quota :parent root))

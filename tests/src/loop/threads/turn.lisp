@@ -35,7 +35,7 @@
           (is (= 0 (wait)))
           (stop-timer loop timer))
         (timer (* 100 24 3600 +ns-per-second+))
-        (is (<= (wait) clgrpc.loop::+longest-wait-ns+) "It looks up now and then.")))))
+        (is (<= (wait) clgrpc.loop::+longest-wait-ns+) "The wait has a limit.")))))
 
 (test timers-run-in-the-middle-of-a-long-turn
   (let* ((now +noon-ns+) (ran '())
@@ -54,13 +54,13 @@
         (begin 1000 20500)
         (is (< 20 (ran-before) (+ 21 many)) "The loop looks after at most ~D functions." many)
         (begin 800000 1000000)
-        (is (= 2 (ran-before)) "It has not yet found them to be slow.")
+        (is (= 2 (ran-before)) "The functions are not yet known to be slow.")
         (begin 800000 8000000)
-        (is (= 10 (ran-before)) "It looks after each slow one.")
+        (is (= 10 (ran-before)) "The loop looks after each slow function.")
         (begin 1000 500)
         ;; the watchdog has found the turn that comes to be long
         (setf (clgrpc.loop::event-loop-long-turn loop) (1+ (clgrpc.loop:event-loop-turns loop)))
-        (is (= 1 (ran-before)) "In a long turn it looks after each.")))))
+        (is (= 1 (ran-before)) "In a long turn the loop looks after each function.")))))
 
 (test looks-go-on-after-a-function-that-fails
   "The failing function is the one after which the loop would have looked."
@@ -95,7 +95,7 @@
         (loop repeat (* 2 clgrpc.loop::+functions-per-look+) do (defer loop #'work 100000))
         (make-turn-of loop)
         (is (= 0 (first (last sent))))
-        (is (= 10 (first sent)) "It has not waited for the turn's end.")))))
+        (is (= 10 (first sent)) "The output has not waited for the turn's end.")))))
 
 (test output-of-reading-waits-for-the-answer
   "In the middle of a turn, output written by reading is sent together with a function's output; but
@@ -240,7 +240,7 @@ answer to a PING."
         (defer loop #'work nil)
         (make-turn-of loop)
         (is (= 3 ended))
-        (is (= 3 (buffer-fill (end-sent end))) "the output behind all of them")
+        (is (= 3 (buffer-fill (end-sent end))) "the output of the other connection is sent")
         (make-turn-of loop)
         (is (= 6 ended))
         (loop repeat 5 do (make-turn-of loop))

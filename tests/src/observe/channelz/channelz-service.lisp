@@ -136,7 +136,8 @@
              (socket (only-socket channelz channel))
              (data (v1:socket-data socket)))
         (is (equal '(6 4 2) (calls (v1:subchannel-data subchannel))))
-        (is (equal '(6 5 1) (streams socket)) "that with an error has ended in order")
+        (is (equal '(6 5 1) (streams socket))
+            "the stream of the call with an error has ended in order")
         (is (= 8 (v1:socket-data-messages-sent data)))
         (is (= 8 (v1:socket-data-messages-received data)))
         (is (> 60 (age-seconds (v1:socket-data-last-local-stream-created-timestamp data))))
@@ -476,7 +477,7 @@
       (dotimes (i 20)
         (grpc:with-channel (other (grpc:server-address server)) (ask other (note 1))))
       (eventually (null (sockets channelz (server-number server))))
-      (is (equal '(20 20 0) (server-calls channelz server)) "their calls are counted still"))))
+      (is (equal '(20 20 0) (server-calls channelz server)) "their calls still count"))))
 
 ;;; Loops that do not answer
 
@@ -495,7 +496,7 @@
       (is (eql 1 (channelz::ask loop (constantly 1))))
       (loop:stop-event-loop loop)
       (loop:join-event-loop loop))
-    (is (null (channelz::ask loop (constantly 1))) "it has stopped")))
+    (is (null (channelz::ask loop (constantly 1))) "the loop has stopped")))
 
 (test a-handler-of-the-same-loop-can-be-asked-of
   "The server that serves channelz reports on itself, from its own loop."

@@ -281,7 +281,7 @@
                               (list (grpc:span-id (grpc:current-trace)) (getf ours :span-id)
                                     (getf theirs :span-id))
                               :test #'string=)))
-                "each is its own call's")))))))
+                "each span id is that of its own call")))))))
 
 (test the-stages-of-an-event-are-an-object-always
   "They are one even for a call that ended while it was received, whose stages are only words: a

@@ -378,7 +378,7 @@ its own filter."
         (is (<= 20 (loop for point in (metrics:family-points told)
                          when (equal '(("clgrpc.log" . "binary")) (metrics:point-attributes point))
                            sum (metrics:point-value point)))
-            "a metric tells of it")))
+            "a metric counts them")))
     (grpc:close-binary-log log)))
 
 (test a-log-that-is-empty-observes-nothing

@@ -133,7 +133,7 @@
         (grpc:close-binary-log log)
         (is (equal '(6 0 6) (mapcar (lambda (path) (length (numbers-in path)))
                                     (list moved path (format nil "~A.1" path)))))
-        (finishes (grpc:rotate-binary-log log) "it is closed")))))
+        (finishes (grpc:rotate-binary-log log) "a closed log may be rotated")))))
 
 (test what-is-no-file
   "Devices and pipes are written, other objects refused; a pipe without a reader is not waited for."
@@ -159,7 +159,7 @@
                  (grpc:close-binary-log log)
                  (is (= dropped (grpc:binary-log-dropped log)) "~A" device)
                  (is-true (probe-file device))))
-      (is (= 1 (length (events-of :binary-log-failed))) "that is told once"))))
+      (is (= 1 (length (events-of :binary-log-failed))) "the failure is logged once"))))
 
 (test closing-does-not-hold-up-the-log
   "This holds whatever the journal's thread does meanwhile."
@@ -173,4 +173,4 @@
         (ask channel (note 4))
         (grpc:close-binary-log log)
         (is-true (wait-until (lambda () (= 6 (grpc:binary-log-dropped log))))
-                 "what comes later is counted")))))
+                 "later entries are counted")))))

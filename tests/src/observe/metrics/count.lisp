@@ -227,7 +227,7 @@ the caller waits."
             for target = (format nil "t~D" number)
             do (is (string= target (kept target t))))
       (is (string= "other" (kept "more" t)))
-      (is (string= "t0" (kept "t0" nil)) "that is known"))))
+      (is (string= "t0" (kept "t0" nil)) "a known target keeps its name"))))
 
 (test reading-holds-up-no-loop-that-counts
   "Reading takes long if there are many methods, and takes no lock."

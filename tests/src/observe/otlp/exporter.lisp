@@ -74,7 +74,7 @@
           (is (= 3 (collector-asked collector)))
           (is (= 2 (statistic exporter :metrics :failures)))
           (is (zerop (statistic exporter :metrics :dropped)))
-          (is (= 1 (length (events-of :otlp-export-failed))) "told once, not each time")
+          (is (= 1 (length (events-of :otlp-export-failed))) "the failure is logged once")
           (is (= 1 (length (events-of :otlp-export-works)))))))))
 
 (test what-does-not-pass-is-dropped-and-counted
@@ -95,7 +95,7 @@
                                                           (values 1 "too old"))))
       (with-exporter (exporter address :metrics (counted-metrics 1))
         (is-true (grpc:flush-exporter exporter :timeout +patience+))
-        (is (= 1 (collector-asked collector)) "it is not sent again")
+        (is (= 1 (collector-asked collector)) "the request is not sent again")
         (is (= 1 (statistic exporter :metrics :rejected)))
         (is (string= "too old" (getf (first (events-of :otlp-rejected)) :reason)))))))
 
@@ -268,7 +268,7 @@ data to export, and where it exports them."
         (is (null (try)))
         (is (= 7 (otlp::tally-dropped (otlp::pipeline-tally pipeline))))
         (setf full :take)
-        (is (plusp (try)) "it is tried again after a while")
+        (is (plusp (try)) "the export is tried again later")
         (is (= 1 (length (events-of :otlp-dropped)) (length (events-of :otlp-error))))
         (setf full nil)
         (is (null (try)))
@@ -311,7 +311,7 @@ after an error that cannot be printed."
       (is (= 10 (statistic exporter :traces :overflowed)))
       (is (zerop (statistic exporter :traces :waiting)))
       (with-exporter (next address :tracing tracing)
-        (is (zerop (statistic next :traces :overflowed)) "they are not counted again")))))
+        (is (zerop (statistic next :traces :overflowed)) "the spans are not counted again")))))
 
 (test every-span-has-one-fate
   ;; a collector that fails in all ways while spans come from several threads

@@ -102,7 +102,8 @@
                                     append (map 'list #'data:number-data-point-value
                                                 (data:sum-data-points
                                                  (data:metric-sum metric))))))))
-    (is (null (sent-metrics (list (family-of :counter '())))) "nothing is no request")))
+    (is (null (sent-metrics (list (family-of :counter '()))))
+        "without points there is no request")))
 
 (test the-resource-and-the-library-arrive
   (let* ((point (metrics::make-point :attributes '() :value 1))

@@ -37,7 +37,7 @@
                   (spans:span-trace-id outer)))
       (is (equalp (otlp::hex-octets "b7ad6b7169203331" 8) (spans:span-parent-span-id outer)))
       (is (= 8 (length (spans:span-span-id outer))))
-      (is (= #x301 (spans:span-flags outer)) "sampled, and its parent is remote")
+      (is (= #x301 (spans:span-flags outer)) "the span is sampled, and its parent is remote")
       (is (eq :span-kind-server (spans:span-kind outer)))
       (is (< 1000000000000000000 (spans:span-start-time-unix-nano outer)
              (spans:span-end-time-unix-nano outer)))

@@ -14,7 +14,7 @@
   (is (equal '(("a" . "é")) (told "a=%C3%A9")))
   (is (null (told)))
   (is (string= "a=1;p;q=3,b=2" (trace::read-baggage '("a=1;p;q=3 , b=2")))
-      "properties go on"))
+      "properties are passed on"))
 
 (test a-baggage-that-was-read-is-read-again
   "The second reading gives the user's view, without checks of the members."
@@ -103,7 +103,7 @@ entries of its baggage, and with a function that returns the last baggage of a h
                   (grpc:with-baggage ("user" "Ada, 7" "tier" "gold")
                     (is (= 2 (number-of (ask channel (note 1)))))
                     (is (equal "Ada, 7" (cdr (assoc "user" (funcall seen) :test #'string=))))
-                    (is (null (grpc:current-trace)) "no trace has begun by that")
+                    (is (null (grpc:current-trace)) "baggage alone begins no trace")
                     (grpc:with-span ("work")
                       (grpc:with-baggage ("tier" nil "user" "Bo")
                         (is (equal '(("user" . "Bo")) (grpc:current-baggage)))

@@ -114,7 +114,7 @@ the image, both traced by TRACING."
       (is-false (trace::renew-offset nil) "an image without tracing")
       (is (dated-p last) "the last one has it as soon as the image starts")
       (with-probe (channel :options (list :observer first)) (:ask #'double)
-        (is (dated-p first) "others from their first server or channel on")))))
+        (is (dated-p first) "other tracings get it with their first server or channel")))))
 
 (test compressed-messages-of-unknown-length
   "Their events have the names of gRFC A72."

@@ -105,7 +105,7 @@
           (other (format nil "z=~A" (repeated 253 #\y))))
       (is (= 511 (+ (length half) (length other))))
       (is (string= (format nil "~A,~A" half other) (state half other)))
-      (is (string= "" (state half other "b=1")) "less in several fields")))
+      (is (string= "" (state half other "b=1")) "several fields may have less")))
   (is (< (consed-by-extraction '(:grpc-trace-bin)
                                (trace-fields "grpc-trace-bin" (repeated 15000 #\A)))
          200)))

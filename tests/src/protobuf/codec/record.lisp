@@ -82,9 +82,9 @@ message M { optional int32 i = 1; optional sint64 z = 2; repeated uint32 many = 
     (is (null (protobuf::record-entries (read-back (unhex "f80105") message)))
         "Unknown fields are omitted.")
     (is (null (protobuf::record-entries (read-back (unhex "0d01000000") message)))
-        "So are fields of another wire type,")
+        "Fields of another wire type are omitted,")
     (is (equal '(5) (recorded-values (read-back (unhex "0a0105") message) "i"))
-        "but for the packed form of numbers."))
+        "except the packed form of numbers."))
   (let* ((message (recorded-message))
          (octets (make-octets 0)))
     (loop repeat 2000

@@ -48,7 +48,7 @@
 
 (test repeated-values-name-their-field
   (let ((vector (coerce '(1 2) '(simple-array (signed-byte 32) (*)))))
-    (is (eq vector (protobuf::to-vector :int32 vector nil "a.B.c")) "It is held as it is.")
+    (is (eq vector (protobuf::to-vector :int32 vector nil "a.B.c")) "The vector is held as it is.")
     (is (equalp vector (protobuf::to-vector :int32 '(1 2) nil "a.B.c"))))
   (dolist (bad '((1 "x") (1 . 2) 7))
     (with-signalled (error field-type-error (protobuf::to-vector :int32 bad nil "a.B.c"))

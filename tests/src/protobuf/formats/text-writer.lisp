@@ -47,7 +47,7 @@ message Bb { message Outer { int32 x = 1; } }")
   (is (text= "any { type_url: 'x/clgrpc.test.Inner' value: '\\377' }"
              (holder :any (google.protobuf:make-any :type-url "x/clgrpc.test.Inner"
                                                     :value (octets-of 255))))
-      "octets that are no message of the type"))
+      "the octets are not a message of the type"))
 
 (test unknown-fields-in-text
   (let ((message (parse-message "clgrpc.test.Inner"

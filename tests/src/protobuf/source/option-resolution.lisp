@@ -12,7 +12,7 @@
          (service (first (file-descriptor-services file))))
     (is (equal '(1 11 50000 50001 50001 50002)
                (options-text (descriptor-option-octets file)))
-        "packed numbers in one")
+        "packed numbers are one field")
     (is (equal '(1 11 50000) (subseq (options-text (descriptor-source-option-octets file)) 0 3)))
     (is (equal '(50000 50001 50002) (options-text (descriptor-option-octets message))))
     (is (equal '(33 50000) (options-text (descriptor-option-octets service))))

@@ -70,8 +70,8 @@ message Person { string name = 1; int64 age = 2; Person friend = 3; repeated int
       (define "live.proto" *second-version*)
       (is (eq type (message-type-of old)))
       (is (equal "Ada" (live "PERSON-NAME" old)))
-      (is (eql 36 (live "PERSON-AGE" old)) "read through another type")
-      (is (equal "" (live "PERSON-CITY" old)) "a field it never had")
+      (is (eql 36 (live "PERSON-AGE" old)) "a field is read through another type")
+      (is (equal "" (live "PERSON-CITY" old)) "the message never had this field")
       (is (equal "a@b" (live "PERSON-MAIL" old)))
       (is (eq :mail (live "PERSON-WAY-CASE" old)))
       (is (eq friend (live "PERSON-FRIEND" old)) "sub-messages move over as they are")
@@ -88,7 +88,8 @@ message Person { string name = 1; int64 age = 2; Person friend = 3; repeated int
       (set-live (expt 2 40) "PERSON-AGE" old)
       (set-live 0 "PERSON-SIZE" old)
       (is (equal "Turin" (live "PERSON-CITY" old)))
-      (is (equal "Turin" (live "PERSON-CITY" (live "PERSON-FRIEND" holder))) "identity is kept")
+      (is (equal "Turin" (live "PERSON-CITY" (live "PERSON-FRIEND" holder)))
+          "the sub-message is the same object")
       (is (eql (expt 2 40) (live "PERSON-AGE" old)))
       (is-true (live "HAS-PERSON-SIZE" old))
       (live "CLEAR-PERSON-SIZE" old)
@@ -150,7 +151,7 @@ of both layouts."
           (is (= size (funcall held-writer new octets 0)))
           (is (equalp octets (serialize new)))))
       (define "live.proto" *first-version*)
-      (is (equal '("Ada" 36) (funcall caller old)) "and back again"))))
+      (is (equal '("Ada" 36) (funcall caller old)) "the caller reads the first version again"))))
 
 (test layouts-that-were-read-before-a-definition
   "A file that is loaded again gives its structures other layouts. A thread that has read one just
@@ -182,7 +183,7 @@ end."
                                           (subseq text (+ at 9)))))
       (is (= size (funcall (message-type-writer type) person octets 0)))
       (is (equalp expected octets))
-      (is (/= size (length (serialize person))) "the next time as it is by now")
+      (is (/= size (length (serialize person))) "afterwards the current type counts")
       (is (message= person (parse-message type expected))))))
 
 (defun live-person (name friend)

@@ -167,10 +167,10 @@ and the number of attempts that it allows, for a channel with OPTIONS."
                   (fails (retries-of (retrying)) (failure :aborted :reach :nowhere) :attempt nil)))
     (is (equal '(:await 5) (decision (failure :unavailable :pushback 5))))
     (is (equal '(:await 0) (decision (failure :unavailable :pushback 0))))
-    (is (equal '(nil nil) (fails (retries-of (retrying) :a :b) (failure))) "another runs")
+    (is (equal '(nil nil) (fails (retries-of (retrying) :a :b) (failure))) "another attempt runs")
     (is (eq :await (first (fails (retries-of (retrying)) (failure :unavailable :reach :server)
                                  :attempt nil)))
-        "it could not begin, so no server has refused it")
+        "no server has refused an attempt that could not begin")
     (loop for (failure . rest)
             in (list (list (failure :internal))
                      (list (failure :internal :pushback 5))
@@ -239,7 +239,7 @@ and the number of attempts that it allows, for a channel with OPTIONS."
       (comes-due retries)
       (setf (attempt::retries-over retries) over)
       (is (equal (if over (list :fail failure) '(nil nil)) (fails retries failure))
-          "the second is about to begin, unless no more may"))))
+          "the second begins, unless no more attempts may"))))
 
 (test hedges-that-may-not-begin
   (is (null (attempt::first-begun (retries-of (hedging) :a) nil)))
@@ -292,7 +292,8 @@ only on a connection older than the one that has sent GOAWAY."
                                                           :going-ns going-ns))))))))
   (let ((unseen (failure :unavailable :reach :server)) (perhaps (failure :unavailable)))
     (is (equal (list :fail unseen) (fails (retries-of nil :a) unseen :sendable nil)))
-    (is (equal (list :fail perhaps) (fails (retries-of nil :a) perhaps)) "a handler may have it")))
+    (is (equal (list :fail perhaps) (fails (retries-of nil :a) perhaps))
+        "a handler may have the call")))
 
 (test the-answered-attempt-has-the-call
   (let ((retries (retries-of (hedging) :a)))

@@ -13,7 +13,7 @@
   (let ((codec (encoding:find-codec "words")))
     (is (eq codec (encoding:find-codec "WORDS")))
     (register-text-codec "words")
-    (is (eq codec (encoding:find-codec "words")) "registered again, it is the same"))
+    (is (eq codec (encoding:find-codec "words")) "a codec that is registered again stays the same"))
   (dolist (name '("proto" "" "Words" "a b" "a,b" "a;b" "ä" :words nil
                   "abcdefghijklmnopqrstuvwxyz1234567"))
     (signals misuse (register-text-codec name)))

@@ -231,11 +231,11 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
         (dotimes (i 100)
           (grpc:unsubscribe topic ours)
           (grpc:subscribe topic ours)))
-      (is (zerop count) "the first one suffices")
+      (is (zerop count) "the first subscription suffices")
       (grpc:cancel call)
       (eventually (zerop (subscribers topic)))
       (grpc:subscribe topic ours)
-      (is (zerop (subscribers topic)) "it has ended"))))
+      (is (zerop (subscribers topic)) "the call has ended"))))
 
 (defmacro with-filtered-topic ((topic before filtered after &key events) filter &body body)
   "Evaluate BODY with three calls that subscribe to TOPIC: FILTERED has FILTER, a form, for its

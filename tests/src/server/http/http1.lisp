@@ -111,7 +111,7 @@ requests it."
     (is (string= (ok-text "/a" :close t) (answers server "GET /a HTTP/1.0||")))
     (is (string= (ok-text "/a" :close t)
                  (answers server "GET /a HTTP/1.1|Host: a|Connection: close||GET /b"))
-        "what follows the last request is nobody's")))
+        "octets after the last request are ignored")))
 
 (defun prompt-web-handlers ()
   "/a answers promptly with its query, /b as everywhere; the heads of the answers of /dated,

@@ -135,7 +135,7 @@
           (is (search "the message cannot be parsed: number: "
                       (post server "/lab.Bench/Ask" "application/json" "{\"number\":[]}")))
           (is (null (search "parsed: :" (post server "/lab.Bench/Ask" "application/json" "{")))
-              "where no field is at fault")
+              "the text names no field if none is wrong")
           (refused 400 "application/proto" "abc")
           (refused 400 "application/json" "{}" "-H" "connect-timeout-ms: 1x")
           (refused 400 "application/json" "{}" "-H" "connect-timeout-ms: 10000000000")

@@ -257,7 +257,7 @@ a document cannot be made, the error is logged and the last one is kept."
       (setf now (* 2 second)
             fails t)
       (is (typep (nth-value 1 (ignore-errors (ask))) 'simple-error))
-      (is (equal '(2) (ask)) "the next request does not try it again")
+      (is (equal '(2) (ask)) "the next request does not try again")
       (setf now (* 3 second)
             fails nil)
       (is (equal '(3) (ask)))
