@@ -379,7 +379,7 @@ SELECTED-CONFIG."
   (some (lambda (subchannel) (plusp (subchannel-calls subchannel))) (core-subchannels core)))
 
 (defun busy-p (core)
-  "True if CORE has calls of users'."
+  "True if CORE has calls of users."
   (or (waiting-p core)
       (plusp (hash-table-count (core-retrying core)))
       (plusp (hash-table-count (core-asking core)))
@@ -406,7 +406,7 @@ had no calls for long enough."
 
 (defun watch-idleness (core)
   "Make CORE idle if it has been without calls for long enough, else check again later. Close
-connections beyond the first to a server that have had no calls for as long."
+connections beyond the first to a server that have had no calls for that time."
   (let ((watch (core-idle-watch core))
         (now (core-now core))
         (limit (idle-limit-ns core))

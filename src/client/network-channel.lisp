@@ -45,7 +45,7 @@ COMPRESSION            :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :ident
                        the compression of requests, unless a stub's :compression sets another or
                        the server does not accept it
 INTERCEPTORS           a list of functions (method request options next), the first the outermost,
-                       each called around every stub, in the caller's thread. METHOD is an
+                       each called around every call, in the caller's thread. METHOD is an
                        RPC-METHOD, OPTIONS a plist of the stub's keywords. (funcall next request
                        options) makes the call; the interceptor's values are those of the stub
 CALL-CREDENTIALS       the source of metadata that identify the caller, asked before each attempt of

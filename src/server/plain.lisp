@@ -74,7 +74,7 @@ answers."
        (not (output-waits-p link))))
 
 (defun measure-plain (link)
-  "The sink's MEASURE. It is also called when the peer has taken output."
+  "The sink's MEASURE, which is also called when the peer has taken output."
   (wire:measure-link link)
   (look-at-held-up link))
 

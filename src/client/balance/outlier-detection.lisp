@@ -80,7 +80,7 @@
   (subchannels '() :type list))         ; the subchannels to the server
 
 (defun endpoint-volume (endpoint)
-  "The calls to ENDPOINT that have ended since the last look."
+  "The calls to ENDPOINT that have ended since the last examination."
   (+ (endpoint-successes endpoint) (endpoint-failures endpoint)))
 
 (defun endpoint-success-rate (endpoint)
@@ -238,7 +238,7 @@ endpoints."
     (dolist (endpoint endpoints) (age-ejection balancer endpoint now-ns))))
 
 (defun plan-look (balancer ns)
-  "Look for outliers in NS nanoseconds, in place of the time planned before."
+  "Look for outliers in NS nanoseconds, not at the time planned before."
   (stop-policy-timer balancer (detection-timer balancer))
   (setf (detection-timer balancer) (start-policy-timer balancer (max 0 ns) #'look-for-outliers)))
 

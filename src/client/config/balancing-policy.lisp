@@ -29,10 +29,10 @@
 
 (defun register-policy (keyword names class &optional (parser 'no-fields))
   "Register the policy whose balancers are of CLASS, the symbol of a subclass of BALANCER. KEYWORD
-names it in the option :balance of a channel, each of NAMES, strings, in the loadBalancingConfig of
-a service config. PARSER is a function of the policy's own config, an alist from strings to values
-of PARSE-JSON, and of its path, a text. The function returns the config for UPDATE-BACKENDS, or
-signals an error by CONFIG-ERROR. A policy that has KEYWORD already is replaced for channels and
+is its name in the option :balance of a channel; NAMES, strings, are its names in the field
+loadBalancingConfig. PARSER is a function of the policy's own config, an alist from strings to
+values of PARSE-JSON, and of its path, a text. The function returns the config for UPDATE-BACKENDS,
+or signals an error by CONFIG-ERROR. A policy that has KEYWORD already is replaced for channels and
 configs that are made later. Return KEYWORD. From any thread."
   (check-type keyword keyword)
   (check-type class symbol)

@@ -98,8 +98,8 @@ is REQUIRED, it must exist and not be empty."
 ;;; Parsing
 
 (defconstant +most-multiplier+ 1000000
-  "The largest backoffMultiplier: a larger one counts as this one, with which the second wait is the
-longest. The smallest is the inverse of this, with which the second wait is almost 0.")
+  "The largest backoffMultiplier, which makes the second wait the longest; a larger one counts as
+this. The smallest is the inverse of this, which makes the second wait almost 0.")
 
 (defun parse-retry-policy (object path)
   (make-retry-policy

@@ -85,8 +85,8 @@ CALL-RPC-METHOD and similar functions. From any thread."
            :documentation "The CORE or balancer to which the balancer publishes.")
    (core :accessor balancer-core
          :documentation "The CORE of the balancer's channel."))
-  (:documentation "An instance of a balancing policy, for one channel. Each class of users has
-methods of UPDATE-BACKENDS and SUBCHANNEL-CHANGED, which call PUBLISH."))
+  (:documentation "An instance of a balancing policy, for one channel. A class that a user defines
+has methods of UPDATE-BACKENDS and SUBCHANNEL-CHANGED, which call PUBLISH."))
 
 (defmethod initialize-instance :after ((balancer balancer) &key parent)
   (setf (balancer-core balancer) (parent-core parent)))

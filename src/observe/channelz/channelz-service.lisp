@@ -5,9 +5,9 @@
 (in-package #:clgrpc.channelz)
 
 (defconstant +page+ 100
-  "The most channels or servers in an answer; so many are sent if the client gives no number.")
+  "The most channels or servers in an answer, also if the client does not limit them.")
 (defconstant +socket-page+ 1000
-  "How many references of sockets one answer has, at most.")
+  "The most references of sockets in an answer.")
 
 (defclass channelz-service (v1:channelz) ()
   (:documentation "The service grpc.channelz.v1.Channelz: give START-SERVER an instance beside your

@@ -13,7 +13,7 @@
 
 (defun internet-address (text)
   "The kernel's address for TEXT, as OS:ADDRESS-TEXT writes it; nil if it is not an internet
-address. The name of a unix socket may end like one."
+address. The name of a unix socket may end like such an address."
   (let ((colon (position #\: text :from-end t)))
     (and colon
          (not (eql 0 (search "unix:" text)))

@@ -106,7 +106,7 @@ else a counter."
         (remove 0 (counter-points pairs) :key #'point-value))))
 
 (defun target-record-points (metrics role at &optional scale)
-  "Points of the counter, or histogram of SCALE, at AT of target records."
+  "As METHOD-RECORD-POINTS, for target records."
   (let ((pairs (loop for target-record in (target-records metrics role)
                      collect (cons (attributes-of target-record)
                                    (cell-list (target-record-cells target-record) at

@@ -172,8 +172,8 @@ trusted."
   (append (coerce (metrics-shared metrics) 'list) (metrics-shards metrics)))
 
 (define-hot (shared-place :inline t) () (mod 8)
-  "The number of the shared shard that this thread counts in. The stacks of threads are megabytes
-apart."
+  "The number of the shared shard that this thread counts in, by the address of its stack: stacks
+are megabytes apart."
   (let ((stack (ash (sb-sys:sap-int (sb-kernel:current-sp)) -20)))
     (logand 7 (logxor stack (ash stack -3)))))
 

@@ -62,8 +62,8 @@ changed atomically, is the list of pipelines that the gauge reads."
     board))
 
 (defun watch-pipelines (metrics pipelines watched)
-  "Let the gauge of METRICS read PIPELINES if WATCHED is true, else let it stop that. If METRICS is
-nil, do nothing."
+  "Let the gauge of METRICS read PIPELINES if WATCHED is true, else no longer read them. If METRICS
+is nil, do nothing."
   (when-let ((board (metrics:ensure-instruments metrics 'board #'new-board)))
     (sb-ext:atomic-update (car board)
                           (lambda (others)

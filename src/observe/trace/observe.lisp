@@ -214,7 +214,7 @@ context is requested. From any thread."
 ;;; Messages
 
 (defun message-span (record)
-  "The span that messages of RECORD's call are events of."
+  "The span to which messages of RECORD's call are added as events."
   (let ((entry (first (record-tries record))))
     (if entry (cdr entry) (record-span record))))
 

@@ -69,7 +69,7 @@
     (format stream " ~A ~(~A~)" (span-id (span-context span)) (span-status span))))
 
 (defun span-attributes (span)
-  "The attributes of SPAN, an alist from name to a string, a number, T, NIL or a vector of such."
+  "The attributes of SPAN, an alist from name to a string, a number, T, NIL or a vector of these."
   (reverse (span-attribute-list span)))
 
 (defun span-events (span)

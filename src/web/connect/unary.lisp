@@ -27,7 +27,7 @@
   (declare (ignore call octets start end last)))
 
 (defconstant +free-query-characters+ 128
-  "The most characters of a message in a query that is not counted if it is not compressed.")
+  "An uncompressed message in a query is not counted if it has at most this many characters.")
 
 (defconstant +inflated-times+ 32
   "A factor: a compressed message in a query may become at most this many times as long.")

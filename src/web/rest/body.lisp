@@ -81,7 +81,7 @@ and the memory of the messages inside it, or nil. LIMITS are keywords of PARSE-J
   "Return two values: the message of a request of ROUTE, or one of its messages if the client
 streams; and about how much memory the messages inside its body occupy. MATCH is a value of
 FIND-ROUTE, PARAMETERS of QUERY-PARAMETERS; OCTETS are the body or a part of BODY-PARTS;
-CONTENT-TYPE is that header or nil; LIMITS are keywords of PARSE-JSON-MESSAGE for reading it. Signal
+CONTENT-TYPE is the header or nil; LIMITS are keywords of PARSE-JSON-MESSAGE. Signal
 REQUEST-ERROR if the values do not make a valid message."
   (multiple-value-bind (message inside) (body-message route octets content-type limits)
     (bind-query message parameters)
