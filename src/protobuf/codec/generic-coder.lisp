@@ -68,8 +68,8 @@ read again. For a message without fields only its own memory is charged to READI
     message))
 
 (defun field-items (slot tag octets start at end)
-  "As READ-ITEMS, for any SLOT, or nil for no slot, whose field begins at START; for maps, START and
-the range of the entry."
+  "As READ-ITEMS, for the field of SLOT, or of no slot if that is nil, that begins at START; for a
+map, return START and the range of the entry."
   (declare (type octets octets) (type index at end))
   (cond ((null slot) :misfit)
         ((not (eq :map (slot-label slot))) (read-items slot tag octets at end))

@@ -399,7 +399,7 @@ are left, or ten for a varint that takes ten. Return how many elements and octet
                  (:integers (block ends stop value septets)
                   :vectors (octets) :shift shift)
                  "Read varints of the COUNT octets at FROM into the elements at TO, for each of
-which there is room. Return how many elements and how many octets that were."
+which there is room. Return how many elements and how many octets these were."
                (inst xor done done)
                (inst xor here here)
                (inst xor block block)

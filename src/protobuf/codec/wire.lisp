@@ -291,7 +291,7 @@ past it."
                      "a string is not UTF-8")))))
 
 (define-hot read-string ((octets octets) (at index) (end index)) (values simple-string index)
-  "Read a length and as many octets of UTF-8."
+  "Read a length and that many octets of UTF-8."
   (with-delimited (start stop) (values (decode-text octets start stop) stop)))
 
 ;;; Strings that need not be UTF-8 (feature utf8_validation = NONE). An octet that is not part of
@@ -346,7 +346,7 @@ octet that is not UTF-8, its escape."
 
 (define-hot read-unchecked-string ((octets octets) (at index) (end index))
     (values simple-string index)
-  "Read a length and as many octets, UTF-8 or not."
+  "Read a length and that many octets, UTF-8 or not."
   (with-delimited (start stop) (values (decode-unchecked-text octets start stop) stop)))
 
 (define-hot unchecked-length ((string simple-string)) index

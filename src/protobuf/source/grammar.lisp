@@ -547,7 +547,7 @@ declaration."
           ((file-descriptor-option-dependencies file)
            (note-problem token "option imports must come after all others")))
     (when (and weak edition-2024)
-      (note-problem token "edition 2024 has no weak imports; \"import option\" may do"))
+      (note-problem token "edition 2024 has no weak imports; \"import option\" may replace them"))
     (let* ((place (this-token))
            (name (expect-text "a string, the file to import")))
       (unless (file-name-p name) (parse-refusal place "~A" (file-name-text name)))

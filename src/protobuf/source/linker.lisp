@@ -13,7 +13,7 @@
 ;;; Declaring, with the checks that need no other declaration
 
 (defun bounds (range)
-  "The pair (first . last) of RANGE, an extension range or such a pair already."
+  "The pair (first . last) of RANGE, which is an extension range or already such a pair."
   (if (consp range) range (cons (extension-range-first range) (extension-range-last range))))
 
 (defun number-in-range-p (number range)
