@@ -435,9 +435,9 @@ files contradict each other. From one thread at a time, like LOAD."
 (defmacro define-descriptor-set (path)
   "Define the declarations of all files in the serialized google.protobuf.FileDescriptorSet in the
 file PATH, as DEFINE-PROTO does for a source. PATH is relative to the file of this form or, at the
-REPL, to *DEFAULT-PATHNAME-DEFAULTS*. Signal PROTOBUF-ERROR if PATH does not contain a descriptor set,
-PROTO-SYNTAX-ERROR if its files contradict each other. The value is the name of the last file that
-is new, or nil. From one thread at a time, like LOAD."
+REPL, to *DEFAULT-PATHNAME-DEFAULTS*. Signal PROTOBUF-ERROR if PATH does not contain a descriptor
+set, PROTO-SYNTAX-ERROR if its files contradict each other. The value is the name of the last file
+that is new, or nil. From one thread at a time, like LOAD."
   (let* ((truename (truename (merge-pathnames (parse-native path) (source-directory))))
          (octets (source-octets truename))
          (*definer* (own-definer))
