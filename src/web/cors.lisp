@@ -1,8 +1,8 @@
 ;;;; Pages of other origins (the Fetch standard, "CORS protocol"). Only origins that the server was
 ;;;; given may call, compared octet for octet; with :any all origins may, but without credentials.
 ;;;; An answer to a page of a permitted origin exposes the headers that the answer has. A request of
-;;;; another page is answered without the CORS headers, so browsers keep the answer from that page. No
-;;;; request that a page may send without a preflight reaches a handler with effects: the content
+;;;; another page is answered without the CORS headers, so browsers keep the answer from that page.
+;;;; No request that a page may send without a preflight reaches a handler with effects: the content
 ;;;; types of all protocols here need one.
 
 (in-package #:clgrpc.web)

@@ -224,8 +224,8 @@ most rows that it may have."
     (misuse "~S is not a number for ~A." number (custom-name custom))))
 
 (defun add (counter number &rest values)
-  "Add NUMBER, a real, to COUNTER, a value of MAKE-COUNTER, for which NUMBER must not be negative, or
-of MAKE-UP-DOWN-COUNTER. VALUES are the values of its attributes, in their order: strings,
+  "Add NUMBER, a real, to COUNTER, a value of MAKE-COUNTER, for which NUMBER must not be negative,
+or of MAKE-UP-DOWN-COUNTER. VALUES are the values of its attributes, in their order: strings,
 or objects that are shown as strings. Signal MISUSE for invalid arguments. From any thread."
   (unless (and (custom-p counter) (member (custom-kind counter) '(:counter :up-down-counter)))
     (misuse "~S is not a counter." counter))
