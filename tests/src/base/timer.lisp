@@ -59,7 +59,7 @@
 
 (test timers-of-one-tick-keep-their-order
   (let* ((wheel (make-timer-wheel)) (ran (list '())) (due (* 5000 +tick-ns+)))
-    ;; some from far away, which have to move down twice, some from near
+    ;; some timers are set far ahead, so they move down twice; some are set shortly before
     (dotimes (i 3) (schedule-timer wheel (recording-timer i ran) due))
     (advance-wheel wheel (* 4990 +tick-ns+))
     (schedule-timer wheel (recording-timer 3 ran) due)
@@ -124,7 +124,7 @@
     (is (= 0 (wheel-count wheel)))))
 
 (test many-timers-far-away
-  ;; more than are looked at one by one: then the wheel may ask to be advanced early, never late
+  ;; with more timers than are examined singly the wheel may be due early, but never late
   (let* ((wheel (make-timer-wheel)) (ran (list '())) (first (* 3600 +ns-per-second+)) (wakes 0))
     (dotimes (i 500) (schedule-timer wheel (recording-timer i ran) (+ first (* i 1000))))
     (loop for due = (next-due-ns wheel)
@@ -159,7 +159,7 @@
                      (least (and model (reduce #'min model :key #'cdr))))
                  (unless (if least (and next (<= next least)) (null next))
                    (fail "next due ~A instead of ~A, seed ~D" next least seed))
-                 ;; often to the very moment, or just before it
+                 ;; often exactly the moment of a timer, or just before it
                  (setf now (max now (case (random 3 random)
                                       (0 (or least now))
                                       (1 (1- (or least (1+ now))))

@@ -191,7 +191,7 @@ the loop over, unless its thread is kept from running. So at least eight of ten 
         (check-error (caught (ask channel (note 2) :timeout 0.6)) 'grpc:deadline-exceeded
                      :queue 0.15 "waiting for a stream" "all 1 that 127.0.0.1:" "are open")
         (let ((waiting (grpc:call-async #'lab.bench:ask channel (note 3))))
-          ;; until its loop has begun it, which is when it queues
+          ;; until the loop has begun the call, and so has queued it
           (eventually (plusp (getf (grpc:call-stages waiting) :total)))
           (loop repeat 2 do (signal-it go-on))
           (grpc:await first)

@@ -142,7 +142,7 @@ picks for the calls that wait."
       (is (eq :shutdown (client:core-state core)))
       (is (null (client:core-subchannels core)))
       (is (null (client::waiting-calls core)))
-      ;; nothing changes it any more
+      ;; a closed channel stays closed
       (client::change-picker core :ready nil)
       (is (eq :shutdown (client:core-state core)))
       (is (eq :cancelled (grpc:call-status (begin-ask core)))))

@@ -52,7 +52,7 @@ references on this thread's stack would keep them."
       (drop-channels count (grpc:server-address server)
                      :interceptors (list (fn (_method request options next)
                                            (funcall next request options))))
-      ;; a collection may have found some by now: that all were open, the events say
+      ;; a collection may have closed some by now; the events show that all were open
       (is-true (collect-until (lambda () (= descriptors (os:open-descriptor-count)))))
       (is (= (* 2 count) (length (events-of :channel-not-closed))))
       (is (equal (grpc:server-address server)

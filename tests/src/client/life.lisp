@@ -66,7 +66,7 @@ the server does not even answer PINGs."
                        :events (:goaway))
       (:ask (lambda (note call)
               (case (number-of note)
-                ;; the PINGs that come meanwhile end it, however slow the machine is
+                ;; the PINGs that come meanwhile end the call, however slow the machine is
                 (1 (wait-until (lambda () (grpc:cancelled-p call))))
                 (2 (sleep 0.4)))
               note))
@@ -77,7 +77,7 @@ the server does not even answer PINGs."
            (core (client::channel-core channel)))
       (is (typep error 'grpc:unavailable))
       (is (= 20000000 (client::core-keepalive-ns core)))
-      ;; however often servers say so, others' connections are still looked after
+      ;; however often servers complain, other connections are still watched
       (loop repeat 60
             do (setf (wire::link-keepalive-ns link) (client::core-keepalive-ns core))
                (client::ping-less (connection-set-of subchannel) link))

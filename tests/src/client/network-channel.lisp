@@ -71,7 +71,7 @@
     (is (equal '(t) *interrupts-seen*))))
 
 (test wrong-names-are-misuse
-  ;; they become the :authority of calls; the threads of channels are not left to nobody
+  ;; names become the :authority of calls; no loop may stay acquired
   (let ((before (loop-users)))
     (dolist (host (list (format nil "b~Ccher.example" (code-char 252))
                         (format nil "~C.example" (code-char 1088)) "a b"))
@@ -211,7 +211,7 @@
             (channels (loop repeat 20
                             collect (grpc:make-channel (grpc:server-address server)))))
         (dolist (channel channels) (is (= 2 (number-of (ask channel (note 1))))))
-        ;; and a few that look after it for each other; not one for each channel
+        ;; there may be a few threads for all channels, but not one for each
         (is (<= (our-threads) (+ 10 before)))
         (mapc #'grpc:close-channel channels)
         (is (= 2 (number-of (ask channel (note 1)))))))

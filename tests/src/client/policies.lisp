@@ -146,7 +146,7 @@ its server: the next connection is made at once."
         (loop repeat 3
               do (dolist (address (reverse addresses))
                    (is-true (grpc:push-addresses shepherd (list address)))
-                   ;; no call is made on it
+                   ;; the channel connects without a call
                    (eventually (equal (list address) (peers-of channel)) :seconds 10)))))))
 
 (test updates-drop-no-call
@@ -176,7 +176,7 @@ its server: the next connection is made at once."
                 (grpc:close-send call)
                 (is (null (grpc:receive call)))
                 (is (eq :ok (grpc:call-status call))))
-              ;; what is left has one connection
+              ;; the remaining server has one connection
               (eventually (equal '(0 0 1)
                                  (mapcar (lambda (server)
                                            (getf (grpc:server-statistics server) :connections))

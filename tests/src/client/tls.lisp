@@ -168,7 +168,7 @@
                                    :key (second (certificates "client"))))))
 
 (test tls-slow-handshake
-  ;; somebody who says nothing, and a server that says nothing
+  ;; a silent client, and a silent server
   (with-started (server (start-probe '() :credentials (credentials "server")
                                          :preface-timeout-seconds 0.2) :drain 0)
     (let ((socket (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
@@ -220,7 +220,7 @@
           (is-true (resumed-p second-channel)))))))
 
 (test tls-call-credentials
-  ;; they go where nobody can read them, and not where anybody may be between
+  ;; credentials are sent only where nobody else can read them
   (flet ((token-seen (client-credentials)
            (let ((seen nil))
              (with-tls-probe (channel :client-credentials client-credentials
@@ -257,7 +257,7 @@
               (is (equal "CN=elsewhere.example" (shown "ELSEWHERE.example")))
               (is (equal "O=clgrpc tests,CN=server" (shown "x.elsewhere.example" :verify nil)))
               (is (equal "O=clgrpc tests,CN=server" (shown nil)))
-              ;; now it is for the other names, for which it goes before the server's own
+              ;; the new certificate has the other names, with priority over the server's own
               (install "renewed")
               (is (equal "O=clgrpc tests,CN=renewed" (shown "a.test.example")))
               (is (equal "O=clgrpc tests,CN=server" (shown "elsewhere.example" :verify nil)))
@@ -347,7 +347,7 @@
     (let ((error (caught (ask channel (note 1)))))
       (is (typep error 'grpc:unavailable))
       (is (search "not for x.example" (grpc:rpc-error-message error)))))
-  ;; what credentials say of the name is what they verify
+  ;; the name in the credentials is verified
   (with-tls-probe (channel :client-credentials (trusting nil :server-name "localhost")
                            :channel-options '(:authority "x.example"))
       (:ask #'double)

@@ -126,7 +126,7 @@
             (response '(("HEADERS" 1 (:end-headers)) ("DATA" 1 nil)
                         ("HEADERS" 1 (:end-stream :end-headers)))))
         (eventually (= 3 (length (frames :frame-received :client))))
-        ;; the server tells after its write, when the client may have read that already
+        ;; the server traces after its write, when the client may have read the frame already
         (eventually (= 3 (length (frames :frame-sent :server))))
         (is (equal request (frames :frame-sent :client)))
         (is (equal request (frames :frame-received :server)))

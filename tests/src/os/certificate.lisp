@@ -127,7 +127,7 @@ occurs."
     (os:make-certificate der)))
 
 (test certificates-of-anybody
-  ;; nothing that stands in one is anything but text or TLS-ERROR
+  ;; each part of a certificate becomes text or gives a TLS-ERROR
   (is (equal "O=clgrpc tests,CN=ser\\00er" (os:certificate-subject
                                             (certificate-with "server" (octets-of 115 101 114 0)))))
   (signals os:tls-error
@@ -142,7 +142,7 @@ occurs."
          (certificate-with (map 'string #'code-char time) (ascii-octets "991399")))))))
 
 (test certificates-damaged
-  ;; whichever octet is another one
+  ;; any single octet may be changed
   (let ((der (os:certificate-der (certificate-named "client.pem"))))
     (is-true (loop for at below (length der)
                    always (loop for octet in '(0 #xFF #x80)

@@ -18,6 +18,6 @@
               do (multiple-value-bind (open reason) (os:open-library library)
                    (is (null open))
                    (is (string= why reason))))
-        ;; asked again and again, it is not looked for again
+        ;; a library that was not found is not looked for again
         (is (eq (nth-value 1 (os:open-library library)) (nth-value 1 (os:open-library library))))
         (is (search "not open" (princ-to-string library)))))))

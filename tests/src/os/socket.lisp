@@ -159,7 +159,7 @@ none."
                  (os:send-octets client octets 0 1000)
                  (os:receive-octets server octets 0 1000))))
         (work)
-        (is (> 1000 (loop repeat 3      ; since what other threads allocate meanwhile counts as well
+        (is (> 1000 (loop repeat 3      ; other threads may allocate meanwhile
                           minimize (let ((before (sb-ext:get-bytes-consed)))
                                      (work)
                                      (- (sb-ext:get-bytes-consed) before)))))))))

@@ -162,7 +162,7 @@ can make our end use it."
   (let ((context (os:make-tls-context :client :none)))
     (unwind-protect
          (dolist (groups '("ffdhe2048" "ffdhe8192"))
-           (when (os::use-groups context groups) ; before OpenSSL 3 there were none
+           (when (os::use-groups context groups) ; OpenSSL before 3 has no such groups
              (with-sides (client server :client-context (in-groups (client-context) groups))
                (is (stringp (nth-value 1 (shake-both client server))) groups))
              (with-sides (client server :server-context (in-groups (server-context) groups))

@@ -154,7 +154,7 @@ help."
                (and (failure-of link) :ended)))
         (enter-registry server server:**servers**)
         (unwind-protect
-             (with-heap-of (46/100)     ; 2 % of the heap are missing to a tenth
+             (with-heap-of (46/100)     ; 2 % of the heap are missing to a free tenth
                (setf server::**pressure** nil)
                (comes server-loop)
                (setf link (link-of memory:*end* server-loop))

@@ -89,7 +89,7 @@ whatever length the message announces; not for a short one."
         (let ((encoding (string-downcase format)))
           (is (= 2 (answer encoding (packed-note format 1 :body 100000))))
           (is (= 1 (answer encoding (packed-note format 1 :body 1000))))))
-      ;; the last member of a gzip file is all that its last octets tell of
+      ;; the last octets of a gzip file describe only its last member
       (let ((long (packed-note :gzip 1 :body 100000)) (end (packed-octets :gzip (octets-of))))
         (is (= 2 (answer "gzip" (framed (concatenate 'octets (subseq long 5) (subseq end 5))
                                         :flag 1))))))))

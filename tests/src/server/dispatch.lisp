@@ -169,7 +169,7 @@ its handler, by every execution."
               for collect = (send-request peer "/lab.Bench/Collect" :data (note-octets i) :end nil)
               do (when (evenp i)
                    (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1))
-                   ;; of the others it is not known whether their handlers begin
+                   ;; for the other calls it is not known whether their handlers begin
                    (is (await-signal begun :count 2)))
                  (reset watch)
                  (reset collect)
@@ -249,7 +249,7 @@ its handler, by every execution."
         (ask channel (note 0))
         (await-signal running)
         (let* ((first (grpc:call-async #'lab.bench:ask channel (note 1)))
-               ;; once it runs, the loop has nothing more to do for the call before
+               ;; once it runs, the loop has finished the previous call
                (before (progn (is-true (await-signal running)) (timers))))
           (let ((others (loop for i from 2 to 5
                               collect (grpc:call-async #'lab.bench:ask channel (note i)))))

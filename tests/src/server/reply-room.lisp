@@ -21,7 +21,7 @@ waits, and ends after the limit or with its caller."
       (memory:passes 1.1)
       (answered '(3 :resource-exhausted))
       (is (= 1 (server::server-loop-open server-loop)))
-      ;; the probe has ended: the next call is one
+      ;; the probe has ended, so the next call becomes the probe
       (memory:hears '(:rst-stream 1 :cancel))
       (memory:passes 0.01)
       (asks 7 "Ask" 1)

@@ -121,7 +121,7 @@ once; nothing is logged of a service with a handler."
                           (eventually (not (grpc:server-running-p server)))
                           (grpc:send chat (note 1))
                           (is (= 1 (number-of (grpc:receive chat))))
-                          ;; a new call finds nobody, once the client has been told
+                          ;; new calls fail once the client has got the GOAWAY
                           (eventually (not (eq :ready (grpc:channel-state channel))))
                           (let ((error (caught (ask channel (note 1) :timeout 5))))
                             (is (typep error 'grpc:unavailable))
@@ -187,7 +187,7 @@ once; nothing is logged of a service with a handler."
                         (in-thread (grpc:stop-server server :drain 20))))
              (late nil))
         (eventually (not (grpc:server-running-p server)))
-        ;; not having read the GOAWAY
+        ;; the peer has not read the GOAWAY
         (setf late (send-request peer "/lab.Bench/Ask" :data (note-octets 5)))
         (http2:send-data (exchange-stream chat) (make-octets 0) 0 0 t)
         (is (equalp (note-octets 10) (exchange-data-octets (await-answer peer late))))

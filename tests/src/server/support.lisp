@@ -16,7 +16,7 @@
 
 (defun await-signal (signal &key (count 1) (seconds +patience+))
   "Wait until SIGNAL has been signalled COUNT times; return false if this takes too long."
-  ;; SBCL takes no time-out of 0
+  ;; SBCL does not accept a time-out of 0
   (and (sb-thread:wait-on-semaphore signal :n count :timeout (max 1/1000 seconds)) t))
 
 (defun server-links (server)

@@ -194,7 +194,7 @@ connection, though together they have sent several times its window."
                  nil))
       (let ((calls (loop repeat 20 collect (chat channel (endless (note 1 :body 10000))))))
         (eventually (<= (* 20 60000) (held-octets server)))
-        ;; sooner than the handlers give up, which would make room; the second needs many windows
+        ;; the calls end before handlers give up and so make room; the second needs many windows
         (is (= 42 (number-of (ask channel (note 21) :timeout 5))))
         (is (= 42 (number-of (ask channel (note 21 :body 1000000) :timeout 5))))
         (mapc #'grpc:cancel calls)

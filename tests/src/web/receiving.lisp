@@ -40,7 +40,7 @@ that. JSON needs room in proportion to its length."
                                        (encode-base64 (framed (grpc:serialize message)))))
                 (let* ((text (post server "/wide.Taker/Take" "application/grpc-web-text" file))
                        (end (octets-string (decode-base64 text :start (search "gAAAA" text))
-                                           :start 5))) ; what is before are messages
+                                           :start 5))) ; the messages come before
                   (parse-integer end :start (length "grpc-status: ") :junk-allowed t)))))
        (is (eql 0 (status (wide 8000))))
        (call-with-room-short

@@ -15,7 +15,7 @@
     (memory:hears `(:ping-ack ,wire::+keepalive-ping+))
     (memory:passes 9)
     (memory:silent)
-    (memory:hears '(:ping 1))           ; a sign as good as any
+    (memory:hears '(:ping 1))           ; any frame is a sign of life
     (memory:says '(:ping-ack 1))
     (memory:passes 9)
     (memory:silent)

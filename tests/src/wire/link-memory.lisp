@@ -16,7 +16,7 @@
         (received call)
         (memory:run-turns memory:*world*)
         (is (zerop (charged)))
-        ;; half a message counts with the memory that it has, and its call's end frees it
+        ;; a half message is charged with its memory, and the end of its call frees it
         (brings 1 (subseq (letter-octets 50000) 0 10000))
         (is (<= 9000 (charged) 80000))
         (memory:hears '(:rst-stream 1 :cancel))

@@ -41,6 +41,6 @@
     (is (every #'sb-thread:join-thread threads))
     (setf stop t)
     (sb-thread:join-thread collector)
-    ;; the pages they had serve objects that count on zeros
+    ;; the freed pages now serve objects that must begin as zeros
     (is (loop repeat 2000 always (every #'zerop (make-array 2000 :initial-element 0))))
     (is (loop repeat 200 always (every #'zerop (make-array 30000 :element-type 'octet))))))

@@ -69,7 +69,7 @@
   (let ((calls 0))
     (with-told-probe (channel :service-config (policy-config "\"timeout\":\"0.05s\""))
         (:ask (lambda (note) (incf calls) note))
-      (let ((error (caught (lab.bench:ask channel (note 1) ; without a time-out of its own
+      (let ((error (caught (lab.bench:ask channel (note 1) ; the call has no time-out of its own
                                           :call-credentials
                                           (fn (_path)
                                             (let ((end (+ (monotonic-ns) 100000000)))
@@ -198,7 +198,7 @@ answers of the credentials are dropped."
 (test credentials-that-fail-in-every-way
   "An error that cannot be printed and a full stack count as failures. So does the end of the thread
 on which a function is called for a retry; the call gets that failure at once."
-  (let ((*error-output* (make-broadcast-stream))) ; SBCL tells of the stack
+  (let ((*error-output* (make-broadcast-stream))) ; SBCL reports the full stack
     (loop for (expected fail)
             in `((:unauthenticated ,(lambda () (error 'support:unprintable)))
                  (:unauthenticated ,(lambda () (descend 1)))
@@ -279,7 +279,7 @@ on which a function is called for a retry; the call gets that failure at once."
         (let ((call (watch channel (note 1))) (taken (make-signal)))
           (is (eql 1 (number-of (grpc:receive call))))
           (funcall settle future)
-          ;; what the loop does for the credentials comes before
+          ;; the loop first handles the answer of the credentials
           (loop:post (client::wire-call-loop call) (lambda () (signal-it taken)))
           (is-true (await-signal taken))
           (is (= 1 (length (client::client-retries-running (client::call-retries call)))))

@@ -42,7 +42,7 @@ RPC-ERROR it signals, and how many requests the server got."
   (with-attempts (value count 1 channel)
       (let* ((note (note 1))
              (future (grpc:call-async #'lab.bench:ask channel note :timeout 20)))
-        ;; what the caller does with the message afterwards is his affair
+        ;; the caller may change the message afterwards
         (setf (lab:note-number note) 1000000)
         (number-of (grpc:await future)))
     (is (eql 7 value))
@@ -56,7 +56,7 @@ RPC-ERROR it signals, and how many requests the server got."
           (grpc:cancel call)))
     (is (eql 7 value))
     (is (= 2 count)))
-  (with-attempts (value count 1 channel) ; which ends without a message, and that is sent again too
+  (with-attempts (value count 1 channel) ; a stream without messages is also sent again
       (let ((call (chat channel :open :timeout 20)))
         (grpc:close-send call)
         (number-of (grpc:receive call)))
@@ -357,14 +357,14 @@ is the channel."
                                               nil)
                                  (send-fields (exchange-stream exchange)
                                               '(("grpc-status" . "14")) t)))))
-    ;; streams that are reset, and what is no gRPC
+    ;; streams that are reset, and answers that are not gRPC
     (is (= 3 (attempts 13 (retry-config :codes "\"INTERNAL\"")
                        :script (fn (exchange _number) (reset-exchange exchange)))))
     (is (= 3 (attempts 14 (retry-config)
                        :script (fn (exchange _number)
                                  (send-fields (exchange-stream exchange)
                                               '((":status" . "503")) t)))))
-    ;; a refused attempt is made again without a word, then by the policy
+    ;; a refused attempt is first made again transparently, then by the policy
     (is (= 4 (attempts 14 (retry-config)
                        :script (fn (exchange _number)
                                  (http2:reset-stream (exchange-stream exchange)
@@ -415,7 +415,7 @@ is the channel."
                           (client::core-retrying (client::channel-core channel)))))))
     (is (typep error 'grpc:cancelled))
     (is (= 1 (length exchanges))))
-  ;; its channel can be closed
+  ;; a channel may be closed while its call waits
   (under-config (error exchanges (retry-config :initial "20s" :maximum "20s") (failing-first 9 14))
       (let ((call (grpc:call-async #'lab.bench:ask channel (note 1))))
         (assert (wait-until (lambda () (grpc:failed-attempts call))))

@@ -36,7 +36,7 @@
                       (is (or (string= decoded string)
                               (string= decoded "")
                               (eql (- (length decoded) 3) (mismatch decoded string))
-                              ;; or the ellipsis happens to go on as the text does
+                              ;; or the ellipsis equals the text at its place
                               (search "..." decoded :from-end t)))
                       (is (not (find (code-char #xFFFD) decoded)))))))
 

@@ -37,7 +37,7 @@ and has no stream for it; and a function that returns the events since its last 
                           do (elapse core 1/4)
                           finally (is (equal *vain* told))
                                   (return waited))))
-        ;; a timer may ring a quarter late
+        ;; a timer may ring a quarter of a second late
         (is (<= seconds waited (+ seconds 1/2)) "it waited ~F seconds" waited)))))
 
 (test backend-streams-that-have-heard-something-begin-again-at-once

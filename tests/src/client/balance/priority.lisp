@@ -27,12 +27,12 @@
     (is (= 2 (length (live core))))
     (elapse core 901)
     (is (= 1 (length (live core))) "the lower child was not needed for long")
-    ;; one that takes too long
+    ;; the higher child takes too long
     (bring core :idle 1)
     (is (= 1 (length (live core))))
     (elapse core 11)
     (is (= 2 (length (live core))))
-    ;; one that comes in time and is lost has its time again, from then on
+    ;; a child that becomes ready in time, and is lost later, gets its full time again
     (bring core :ready 1)
     (elapse core 901)
     (is (= 1 (length (live core))))

@@ -67,11 +67,11 @@
       (let ((first (find :connecting (live core) :key #'client:subchannel-state)))
         (come-to :ready first)
         (loop repeat 100 do (is (eq first (pick core call))))
-        ;; without a key any server that is ready will do, and one more connects
+        ;; a call without a key takes any ready server, and one more server connects
         (is (eq first (pick core (call-with-key core))))
         (settle core)
         (is (<= (count :connecting (live core) :key #'client:subchannel-state) 1))
-        ;; calls pass over one that has failed
+        ;; calls skip a server that has failed
         (come-to :idle first)
         (client:connect first)
         (client::wait-for-better-times (client:subchannel-connection-set first) "it rains")

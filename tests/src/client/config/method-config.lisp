@@ -12,7 +12,7 @@
              (config:method-config-timeout-ns (config:find-method-config config path))))
       (is (= 1000000000 (timeout "/c.U/M")))
       (is (= 2000000000 (timeout "/a.S/N") (timeout "/b.T/M")))
-      ;; an entry has nothing of a less specific one
+      ;; an entry does not inherit from a less specific one
       (is (null (timeout "/a.S/M")))
       (is (eq t (config:method-config-wait-for-ready
                  (config:find-method-config config "/a.S/M"))))))

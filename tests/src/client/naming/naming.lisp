@@ -96,7 +96,7 @@ ARGUMENTS and notes in the journal what it publishes; and its loop."
       (dns-tests:set-code server "_grpc_config.x.test" nil)
       (offer (choices (choice "a.A")))
       (is (equal '("/a.A/") (method-names (config 2))))
-      ;; that nobody knows is not that there is none
+      ;; an unknown answer does not mean that there is no config
       (dns-tests:set-code server "_grpc_config.x.test" 2)
       (is (equal '("/a.A/") (method-names (config 3))))
       (dns-tests:set-code server "_grpc_config.x.test" nil)

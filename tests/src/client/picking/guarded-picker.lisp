@@ -112,7 +112,7 @@
       (setf (client::breaker-state (client::ensure-breaker full)) :open
             (client::breaker-until-ns (client::subchannel-breaker full)) most-positive-fixnum)
       (flet ((see-picks ()
-               ;; a call that begins is picked for, too; so look at both turns
+               ;; each new call makes a pick too, so examine both turns
                (loop repeat 4
                      do (let ((call (begin-ask core)))
                           (loop repeat 2 do (is (eq other (client::pick core call))))))))

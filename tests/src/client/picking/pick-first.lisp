@@ -24,7 +24,7 @@
       (is (eq :transient-failure (client:core-state core)))
       (is (string= "it rains" (client:failure-text (client::core-picker core))))
       (is (eq :unavailable (client::failure-status (client::core-picker core))))
-      ;; it tries again without being asked, and calls fail meanwhile (gRFC A62)
+      ;; the subchannel tries again by itself, and calls fail meanwhile (gRFC A62)
       (client::end-wait (connection-set-of subchannel))
       (is (eq :connecting (client:subchannel-state subchannel)))
       (is (eq :transient-failure (client:core-state core)))

@@ -75,7 +75,7 @@
       (flet ((numbers (&optional number) (numbers-in (format nil "~A~@[.~D~]" path number))))
         (is (equal '((7) (5 6) (3 4) nil) (list (numbers) (numbers 1) (numbers 2) (numbers 3))))
         (is (= #o600 (logand #o777 (sb-posix:stat-mode (sb-posix:stat path)))))
-        ;; one that is too long for any file has one to itself
+        ;; an entry that is too long for any file gets a file of its own
         (let ((file (logs::open-entry-file path 1000 2)))
           (is (= 0 (add-numbers file '(8 9) :size 5000)))
           (logs::close-entry-file file))

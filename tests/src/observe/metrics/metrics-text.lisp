@@ -32,7 +32,7 @@
                  (name "grpc.server.call.sent_total_compressed_message_size" :histogram "By")))
     (is (string= "_9_a_b" (name "9.a-b" :gauge "")))
     (is (string= "caf__1" (name "café/1" :counter "")))
-    ;; the word of the unit, unless the name ends with it; one of counts, 1, is a ratio
+    ;; the unit is appended unless the name ends with it; the unit 1 of a gauge is a ratio
     (is (string= "load_seconds" (name "load_seconds" :gauge "s")))
     (is (string= "preload_seconds" (name "preload" :gauge "s")))
     (is (string= "seconds_seconds" (name "seconds" :gauge "s")))

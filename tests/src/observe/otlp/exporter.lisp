@@ -286,7 +286,7 @@ after an error that cannot be printed."
           (tracing (grpc:make-tracing :sampler :always-on :max-queued-spans 50)))
       (with-exporter (exporter address :tracing tracing :timeout 1/10 :span-interval 1/20)
         (end-spans tracing 30)
-        ;; these are taken, and wait; no others are taken then
+        ;; 30 spans are taken and wait; no further spans are taken meanwhile
         (eventually (= 30 (statistic exporter :traces :waiting)))
         (end-spans tracing 70)
         (is (= 20 (statistic exporter :traces :overflowed)))

@@ -317,7 +317,7 @@ in a process of its own. Return the spans of the client and of the three."
   (let ((headers (headers-seen '() :propagators '(:tracecontext :grpc-trace-bin))))
     (is (equal (header "traceparent" headers)
                (grpc:traceparent (trace::read-trace-bin (header "grpc-trace-bin" headers))))))
-  ;; a user's own gives way
+  ;; a header of the user's is replaced
   (let ((headers (headers-seen '(("traceparent" . "mine")))))
     (is (= 1 (length headers)))
     (is (string/= "mine" (header "traceparent" headers)))))
@@ -412,11 +412,11 @@ context in its handler."
     (is (string= *trace* (trace-of (span-for-headers (list (cons "traceparent" header))
                                                      :propagators '(:grpc-trace-bin
                                                                     :tracecontext)))))
-    ;; two of them are none
+    ;; two headers of one name count as none
     (let ((span (span-for-headers `(("traceparent" . ,header) ("traceparent" . ,header)))))
       (is (string/= *trace* (trace-of span)))
       (is (null (parent-of span))))
-    ;; one that is wrong begins a new trace, and its tracestate counts for nothing
+    ;; a wrong header begins a new trace, and its tracestate is ignored
     (multiple-value-bind (span seen)
         (span-for-headers '(("traceparent" . "00-1-2-3") ("tracestate" . "foo=1")))
       (is (null (parent-of span)))

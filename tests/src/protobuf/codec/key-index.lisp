@@ -42,7 +42,7 @@
       (is (loop for i below count always (= i (position-of index keys (svref keys i)))))
       (is (loop for i from count below (* 2 count)
                 never (position-of index keys (svref keys i))))
-      ;; as many again have room; only then it is full
+      ;; there is room for as many keys again; then the index is full
       (loop for i from count below (* 2 count)
             until (protobuf::index-full-p index)
             do (protobuf::enter-key index (svref keys i) i)
@@ -60,7 +60,7 @@
          (index (protobuf::build-index keys 3)))
     (protobuf::move-key index keys 10 nil)
     (is (null (position-of index keys 10)))
-    ;; as a map does that fills the hole with its last entry
+    ;; a map fills the hole with its last entry
     (protobuf::move-key index keys 30 0)
     (setf (svref keys 0) 30)
     (is (= 0 (position-of index keys 30)))

@@ -55,7 +55,7 @@ the whole report."
    1 (lambda (file)
        (eval `(define-proto ,(namestring file)))
        (check-definitions "CLGRPC.TEST.SEEN1" file)
-       ;; what has moved and is defined again, though nothing else changed
+       ;; a moved definition is found, though nothing else has changed
        (let ((text (uiop:read-file-string file :external-format :utf-8)))
          (with-open-file (stream file :direction :output :if-exists :supersede
                                       :external-format :utf-8)

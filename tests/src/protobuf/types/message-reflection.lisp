@@ -214,7 +214,7 @@ definitions, while their type changes 24 times; none fails."
                                                 do (let* ((friend (live-person "Bo" nil))
                                                           (person (live-person "Ada" friend)))
                                                      (check-person person)
-                                                     ;; it is old when it has its turn again
+                                                     ;; the message is old when its turn comes again
                                                      (shiftf person (aref kept (mod i 500)) person)
                                                      (when person (check-person person))
                                                      (sb-ext:atomic-incf (car checked))))

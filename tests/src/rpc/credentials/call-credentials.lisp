@@ -30,7 +30,7 @@
                                                *test-method*))
       (is (search "test:1" (status:rpc-error-message error)))
       (is (not (status:rpc-error-sent-p error))))
-    ;; also where not even a token would be sent
+    ;; this holds even on channels to which no token is sent
     (dolist (class '(secure-channel test-channel))
       (signals misuse (credentials:credentials-metadata (make-instance class) "token"
                                                         *test-method*)))))

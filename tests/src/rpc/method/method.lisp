@@ -195,7 +195,7 @@ refused: arguments in the wrong order, and another message."
     (define-answer derived (words:make-word :text (format nil "derived ~A" (words:word-text
                                                                             (call-next-method)))))
     (is (string= "derived base" (answer binding service)))
-    ;; who runs the old one meanwhile is not touched
+    ;; a call that runs the old method meanwhile is not affected
     (is (string= "base" (words:word-text (funcall before service (words:make-word) nil))))
     (define-answer base (progn (assert (eq call :the-call)) (call-next-method)) :around)
     (is (string= "derived base" (answer binding service)))

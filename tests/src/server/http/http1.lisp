@@ -324,7 +324,7 @@ end is cut off, and its peer gets an error."
               (signal-it go-on)
               (is (string= (ok-text "waited" :close t) (hear-all busy)))
               (is (eq t (sb-thread:join-thread stopping :timeout +patience+ :default nil)))))))))
-  ;; a part of a head, which might come until :http1-head-timeout-seconds, holds up no stop
+  ;; an incomplete head, for which the server may wait long, does not delay a stop
   (let ((server (start-probe (list :ask #'double) :http (web-handlers)
                                                   :http1-head-timeout-seconds 1000)))
     (with-plain-socket (socket (grpc:server-address server))

@@ -73,7 +73,7 @@ their places before later ones."
         (asks-at-once ids)
         (let ((link (aref (server:server-loop-links server-loop) 0)))
           (setf (memory:end-full memory:*end*) nil)
-          ;; the news that output has left may come several times before the first call goes on
+          ;; output may leave several times before the first call continues
           (memory:call-in-world memory:*world*
                                 (lambda ()
                                   (loop repeat 3
