@@ -6,8 +6,8 @@
 (defstruct (codec (:copier nil))
   "The conversion between messages and octets."
   (name nil :type keyword :read-only t) ; :proto or :json
-  ;; (call octets start end): return the message, and how much memory the messages inside it take,
-  ;; about; signal a PROTOBUF-ERROR. From any thread; in user code if DECODES-AT-ONCE-P is false.
+  ;; (call octets start end): return the message, and about how much memory the messages inside it
+  ;; take; signal a PROTOBUF-ERROR. From any thread; in user code if DECODES-AT-ONCE-P is false.
   ;; The function of a codec that is not text has two more &optional arguments, as DECODE-PROTO
   (decode nil :type function :read-only t)
   ;; (call message compress): return what WIRE:ENCODE-MESSAGE does. From any thread

@@ -35,7 +35,7 @@
       (grpc:with-call (call (watch channel (note 3)))
         (declare (ignore call)))
       (is (= 1 began))
-      ;; received one by one it must run elsewhere
+      ;; if its messages are received singly, the handler must run on another thread
       (grpc:with-call (call (watch channel (note 3)))
         (is (= 0 (number-of (grpc:receive call))))
         (is (not (this-thread-p thread)))))))

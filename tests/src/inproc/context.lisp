@@ -192,7 +192,7 @@ error of the callback."
                (handler-case (number-of (grpc:receive call))
                  (grpc:internal (error) (grpc:rpc-error-message error))))
              (begun ()
-               ;; a call whose handler has returned, and whose callback as well
+               ;; a call whose handler and callback have returned
                (let ((call (chat channel :open)))
                  (grpc:send call (note 2))
                  (is (eql 7 (number-of (grpc:receive call))))
@@ -218,6 +218,6 @@ handles it."
                                      do (push (outcome-in (random 0.002d0)
                                                           (lambda () (loop (ask channel (note 1)))))
                                               outcomes))
-                             ;; SBCL may signal one when its body has just been left
+                             ;; SBCL may signal a timeout when its body has just been left
                              (sb-ext:timeout () (push :time-over outcomes))))))
       (is (equal '(:time-over) (remove-duplicates outcomes))))))

@@ -38,7 +38,7 @@ function that tells whether those two are unharmed."
        (setf (end-fault end) (- os:+econnreset+)))
       (:write-fails (setf (end-fault end) (- os:+epipe+))
        (write-end end (pattern 100000)))
-      ;; whatever leaves a step in the middle
+      ;; any condition may leave a step in its middle
       (:write-signals (setf (end-fault end) (make-condition 'simple-error))
        (signals simple-error (write-end end (pattern 100000))))
       (:heap (setf (end-fault end) (make-condition 'sb-kernel::heap-exhausted-error))
@@ -122,7 +122,7 @@ function that tells whether those two are unharmed."
       (write-end client (octets-of))
       (let* ((sent (end-sent client))
              (record (subseq (buffer-octets sent) (buffer-start sent) (buffer-end sent))))
-        ;; its kind, its length and itself
+        ;; an extension: its kind, its length and its content
         (replace record octets :start1 (+ 3 (search (concatenate 'octets
                                                                  (octets-of 0 0 (length octets))
                                                                  (ascii-octets name))
@@ -155,7 +155,7 @@ function that tells whether those two are unharmed."
            (is-true (funcall unharmed-p) "~S with ~D octets" name (length tail))))))))
 
 (test handshakes-given-up-harm-nobody
-  ;; at each octet of what the client says, by an end, a reset, and garbage
+  ;; after each octet of the client: by an end, a reset, or garbage
   (call-with-bystanders
    :server
    (lambda (ours theirs unharmed-p)

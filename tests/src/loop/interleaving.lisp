@@ -127,7 +127,7 @@ blocked."
                            buffer new-buffer)
                      (case value
                        (:blocked (return-from advance-thread nil))
-                       ;; an iteration of a waiting loop that only looked: as if it had not been
+                       ;; an iteration that only looked has no effect, so forget it
                        (:spin (setf log (member :step log :key #'car))
                         (return-from advance-thread (next)))
                        (t (push (cons (if (looks-only-p question value) :look :step) value) log))))

@@ -53,7 +53,7 @@
                   until (= waits (counts-waits counts)))
             (let ((waits (counts-waits counts)) (turns (event-loop-turns loop)))
               (is (> 100 waits))
-              ;; this is no wait for something to happen: nothing may
+              ;; this wait is not for an event: nothing may happen
               (let-time-pass 0.5)
               (is (= waits (counts-waits counts)))
               (is (= turns (event-loop-turns loop))))))))))

@@ -14,7 +14,7 @@
   (fault nil)                           ; the next write answers this errno, or signals this
   (refusals '())                        ; what the next writes answer, one each
   (got (make-buffer) :read-only t)      ; what has been decrypted
-  (last 0))                             ; what the last read returned
+  (last 0))                             ; the result of the last read
 
 (defun take-octets (buffer octets start end)
   "Move octets from BUFFER to OCTETS from START to END; return how many."

@@ -85,7 +85,7 @@ the ticket that it has given, a universal time."
         (is (eq :full (meet server client "localhost")))
         (move-ticket client "localhost" "elsewhere.example")
         (is (search "certificate verify failed" (meet server client "elsewhere.example")))
-        ;; also by whom both names trust: the session belongs to one of them
+        ;; even if both names trust the authority: the session belongs to one name
         (let ((server (server-credentials
                        :roots (certificate-file "ca.pem")
                        :others (list (elsewhere-credentials (certificate-file "ca.pem")))))
@@ -95,7 +95,7 @@ the ticket that it has given, a universal time."
           (is (eq :full (meet server client "localhost"))))))))
 
 (test resumption-after-an-authority-is-gone
-  ;; from the roots of the server itself, and of one of its others
+  ;; the authority is removed from the server's own roots, or from those of another name
   (with-both-versions
     (lambda (version)
       (dolist (name '("localhost" "elsewhere.example"))
@@ -143,7 +143,7 @@ the ticket that it has given, a universal time."
         (is (null (os:session-end (clgrpc.loop::tls-ssl (end-tls one)))))))))
 
 (test resumption-hands-the-end-on
-  ;; whoever resumes gets another ticket, which is good no longer than the first
+  ;; a resumed session gives another ticket, which expires with the first
   (let ((server (server-credentials)) (client (client-credentials)))
     (flet ((until ()
              (clgrpc.loop::ticket-until (gethash "localhost at memory" (tickets-of client)))))

@@ -1,6 +1,6 @@
 ;;;; All memory that a connection refers to is charged to its account. A walk from the connection's
-;;;; structures through slots, vectors, lists and tables adds up all objects; the charge must be as
-;;;; much, but for a factor.
+;;;; structures through slots, vectors, lists and tables adds up all objects; the charge must equal
+;;;; this sum within a factor.
 
 (in-package #:clgrpc.tests.server)
 

@@ -72,7 +72,7 @@
   (let ((decoder (make-decoder)))
     (decoded "4001610162 4001630164" :decoder decoder)
     (set-decoder-limit decoder 40)
-    (is (equal '(("c" "d")) (decoded "3f09be" :decoder decoder)))  ; the oldest had to go
+    (is (equal '(("c" "d")) (decoded "3f09be" :decoder decoder)))  ; the oldest entry had to go
     (is (eq t (bad-p "3f0a82" :decoder decoder)) "41 is over 40")
     (set-decoder-limit decoder 10000)
     (is (equal '((":method" "GET")) (decoded "3ff14d82" :decoder decoder)))

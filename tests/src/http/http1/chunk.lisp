@@ -23,7 +23,7 @@
 (test trailers-follow-chunks
   (dolist (size '(nil 1 2 3 5))
     (is (equal '("x" (:end "a: b" "c: d")) (chunks "1|x|0|A: b|C: d||" :size size)))
-    ;; what had to be known before is not believed afterwards
+    ;; fields that had to come before the body are ignored after it
     (is (equal '("x" (:end "a: b"))
                (chunks (format nil "1|x|0|~{~A: 5|~}A: b||"
                                '("Content-Length" "Content-Type" "Content-Encoding" "Authorization"

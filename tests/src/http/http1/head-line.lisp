@@ -83,5 +83,5 @@
     (is (eql 431 (status-of head :options (list :max-head-octets (1- (length (wire head)))))))
     (is (null (status-of head :options '(:max-fields 2))))
     (is (eql 431 (status-of head :options '(:max-fields 1))))
-    ;; the end need not come
+    ;; the head is refused even before its end
     (is (eql 431 (status-of "GET / HTTP/1.1|X: 0123456789" :options '(:max-head-octets 20))))))

@@ -11,7 +11,7 @@
              (apply #'hears frames)
              (h2::counters-control-frames counters)))
       (is (= 2 (count-after '(:ping 1) '(:settings))))
-      (h2:give-output-back (connection)) ; nothing of it could be sent
+      (h2:give-output-back (connection)) ; nothing of this output could be sent
       (is (= 3 (count-after '(:ping 2))))
       (flush)
       (is (= 1 (count-after '(:ping 3)))))))
@@ -20,7 +20,7 @@
   "The output of a busy connection is never empty. An answer that has left it must not count, or a
 peer that sends PINGs while it reads a long stream would be cut off."
   (flet ((closed-p (pings left)
-           ;; whether PINGS end the connection, of whose output LEFT octets are left after each
+           ;; whether PINGS end the connection; after each, LEFT octets of output are left
            (let ((*dialogue* (begin-dialogue :server '(:max-queued-control-frames 10))))
              (shake-hands)
              (loop repeat pings

@@ -15,7 +15,7 @@
                            (setf due new)
                            (not overdrawn)))))
       (is (= 10 (charged 12 100)))
-      ;; overdrawn by two, of the five that came back
+      ;; five came back, but two were overdrawn
       (is (= 3 (charged 5 101)))
       (is (= 10 (charged 20 200))))))
 
@@ -121,7 +121,7 @@ it does not. The peer has a call meanwhile if OPTIONS begin with true."
 
 (test pings-have-their-interval
   (is (null (pings-borne '(1000 1300 1600 1900 2200) t)))
-  ;; two strikes are borne; the first PING on a connection with a call is none
+  ;; two strikes are allowed; the first PING on a connection with a call is none
   (is (= 3 (pings-borne '(1000 1001 1002 1003 1004 1005) t)))
   (is (= 3 (pings-borne '(1000 1300 1600 1900 2200) nil)) "without calls the interval is two hours")
   (is (null (pings-borne '(1000 8200 15400 22600 29800) nil)))

@@ -49,7 +49,7 @@
   (let ((question (question-octets "x" +a+))
         (opt (octets-of 0 0 41 4 0 1 0 0 0 0 0)))
     (is (= 3 (message-code (parsed (answer-octets question '() :code 3)))))
-    ;; the record after it is another one's, whose time to live means nothing else
+    ;; the next record is not OPT, and its time to live has no other meaning
     (dolist (more (list '() (list (octets-of 0 0 42 0 1 2 0 0 0 0 0))))
       (is (= 16 (message-code (parsed (answer-octets question '()
                                                      :additional (cons opt more)))))))))

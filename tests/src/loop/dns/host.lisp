@@ -50,7 +50,7 @@
       (set-code server "a.test" 3)
       (check :no-such-name "no such host a.test")
       (set-code server "a.test" nil)
-      ;; one family is not known to have none
+      ;; it is not known that the other family has no address
       (set-manner server (fn (_name type _carrier)
                            (when (= type +a+)
                              (lambda (answer)

@@ -100,7 +100,7 @@ seconds, in which a client on a busy machine may not have read everything."
                                        (pattern total))
                         (close-connection (watched-connection watched))
                         (close-connection (watched-connection watched))))
-        ;; nobody wants it; it must not destroy what is under way
+        ;; nobody reads these octets; they must not destroy the unsent output
         (client-send client (pattern 100))
         (settle loop)
         (is (null (watched-reasons watched)) "nothing ends before everything is sent")

@@ -246,7 +246,7 @@ fails. The octets arrive nevertheless, and then the end with its reason."
                          (flush-connection connection)
                          (client-send client (pattern sent))
                          (close-client client)
-                         ;; the second, since the first may still be taken
+                         ;; two writes, since the first may still succeed
                          (dotimes (i 2)
                            (append-octets (connection-output connection) (octets-of 4))
                            (flush-connection connection))

@@ -171,7 +171,7 @@
   "The resolver runs on another thread; its error for an impossible name is reported."
   (with-loops (loop) ()
     (let ((text (connect-once loop "nobody.invalid:1" :seconds 60)))
-      ;; with a resolver nobody has that name; without one nobody answers
+      ;; a resolver does not know the name; without a resolver nobody answers
       (is (or (search "no such host nobody.invalid" text)
               (search "no name server answers for nobody.invalid" text))
           "~A" text)
@@ -215,7 +215,7 @@
   "An answer that comes after the limit is dropped."
   (with-loops (loop) ()
     (let ((asked (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore)))
-      ;; what resolves names is busy with us
+      ;; all threads that resolve names are busy
       (loop repeat loop::+resolver-threads+
             do (loop:run-on-resolver loop (lambda ()
                                             (sb-thread:signal-semaphore asked)

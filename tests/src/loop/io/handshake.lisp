@@ -67,7 +67,7 @@ Return the octets that each keeps."
   (let ((ends '()) (count 20))
     (unwind-protect
          (progn
-           (push (funcall begin) ends)  ; what the first of all needs stays
+           (push (funcall begin) ends)  ; the memory that only the first end needs stays allocated
            (let ((before (support:foreign-octets)))
              (loop repeat count do (push (funcall begin) ends))
              (let ((kept (+ (/ (- (support:foreign-octets) before) count)

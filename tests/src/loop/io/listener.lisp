@@ -108,7 +108,7 @@ before that is closed. It is not reset: the other listener gets it."
         (signals sb-bsd-sockets:connection-refused-error (open-client address))
         (client-send client (octets-of 2))
         (is (equalp #(2) (client-receive client 1)) "connections of a closed listener continue"))
-      ;; and the address can be had again
+      ;; the address can be used again
       (is (string= address (listener-address (listen-with (list loop) (make-handler :input #'echo)
                                                           :address address)))))))
 

@@ -217,7 +217,7 @@
               ,(tls-credentials :roots (certificate-file "elsewhere.pem") :server-name "localhost")
               "(the certificate's issuer is not trusted; :roots sets the trusted certificates)"
               "alert")
-             ;; who refuses a certificate shows no more of it than fits, and nothing that acts
+             ;; the text about a refused certificate has a limit, and no control characters
              (,(own "many") ,(client-credentials)
               "(the certificate is for \\x1b[7m.example, 192.0.2.1, c.example, d, e and 2 more, not "
               "alert")
@@ -532,7 +532,7 @@ that has done its share of handshakes, so a later turn reads it, and no event fo
   (with-still-loops (theirs)
     (with-ends ((server theirs (server-credentials) :server))
       (with-shaking-connection (connection client loop :client)
-        ;; what is refused is offered once more, to see what it waits for
+        ;; a refused read or write is offered once more, to learn the awaited event
         (flet ((refuse (count)
                  (setf (end-refusals client)
                        (make-list count :initial-element clgrpc.loop:+wants-read+))))

@@ -270,7 +270,7 @@ limit."
     (is (every #'identity woken))))
 
 (test credentials-from-the-future
-  ;; files that are newer than now, since the clock was set back, are not taken for changed ones
+  ;; the clock was set back: files with later dates do not count as changed
   (call-with-certificate-copy
    (lambda (certificate key install)
      (flet ((date ()

@@ -60,7 +60,7 @@ that the file is made with it."
         (let ((descriptors (os:open-descriptor-count))
               (listener (listen-with (list loop) (make-handler :input #'echo) :address target)))
           (is (string= target (connect-once loop target)))
-          ;; one that lives is not replaced
+          ;; the socket of a running server is not replaced
           (let ((condition (nth-value 1 (ignore-errors
                                          (listen-with (list loop) (make-handler :input #'echo)
                                                       :address target)))))
@@ -77,7 +77,7 @@ that the file is made with it."
             (settle loop)
             (is-true (probe-file path))
             (os:close-descriptor other)))
-        ;; what is no socket is nobody's to remove
+        ;; a file that is not a socket is never removed
         (delete-file path)
         (with-open-file (stream path :direction :output) (write-line "precious" stream))
         (signals socket-error (listen-with (list loop) (make-handler :input #'echo)

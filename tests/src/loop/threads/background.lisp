@@ -167,7 +167,7 @@ running, since it would neither run again nor end."
       (is (= 1 calls))
       (let ((thread nil))
         (is (eq :told (await 60 (lambda ()
-                                  ;; it can tell only once this waits
+                                  ;; the caller can be informed only once this function waits
                                   (unless thread
                                     (setf thread (in-thread
                                                    (sb-thread:with-mutex (lock)

@@ -27,7 +27,7 @@
      (lend loop)
      (ecase (clgrpc.loop::claim loop)
        (:lent (section) (lend loop))
-       (:held (section))                ; which cannot be, and would be seen
+       (:held (section))                ; this never happens; if it did, the test would fail
        ((nil)))
      (cond ((resume loop) (section) (funcall then loop))
            (t (assert (not (in-event-loop-p loop))))))
@@ -77,13 +77,13 @@
 (defparameter *baton-programs*
   '((:runner . (progn (section) (user-code #'hand-over)))
     (:quick-runner . (progn (lend loop) (when (resume loop) (leave))))
-    ;; who saw the first lending must not take the second
+    ;; a thread that saw the first lending must not take the second
     (:steady-runner . (progn (lend loop)
                              (when (resume loop)
                                (section)
                                (lend loop)
                                (when (resume loop) (leave)))))
-    ;; it waits for events twice; who saw the first wait may overtake the second
+    ;; the loop waits twice; a thread that saw the first wait may overtake the second
     (:sleeper . (progn (clgrpc.loop::lend-to-wait loop)
                        (when (resume loop)
                          (section)

@@ -74,13 +74,13 @@
   '(clgrpc.loop:call-served loop (lambda () (ask-value :await :answered #'identity)) nil))
 
 (defparameter *asking-waiter*
-  ;; content when a reserve thread has been asked
+  ;; waits until a reserve thread is asked
   '(clgrpc.loop:call-served loop (lambda () (await-request)) nil))
 
 (defun ring-candidate () (ask-value :write :rung t))
 
 (defparameter *candidate*
-  ;; woken, it runs the loop if nobody does, and so answers itself and the other
+  ;; if woken, it runs the loop unless another does, and so answers both
   '(progn (loop until (ask-value :read :answered)
                 do (clgrpc.loop:call-served loop (lambda () (ask-value :await :rung #'identity))
                                             'ring-candidate)
@@ -92,20 +92,20 @@
           (ask-value :write :requested t))) ; the reserve thread may go
 
 (defparameter *last-candidate*
-  ;; woken, it has what it waited for, and goes
+  ;; if woken, it has its event, and leaves
   '(progn (clgrpc.loop:call-served loop (lambda () (ask-value :await :rung #'identity))
                                    'ring-candidate)
           (ask-value :write :answered t)
           (ask-value :write :requested t)))
 
 (defparameter *leaving-candidate*
-  ;; it may have been woken before, and go at any time
+  ;; it may have been woken before, and may leave at any time
   '(clgrpc.loop:call-served loop (lambda () nil) 'ring-candidate))
 
 (defparameter *poster* '(progn (post loop 'item) (ask-value :await :answered #'identity)))
 
 (defparameter *reserve-thread*
-  ;; comes when it is asked, and again, since who asked may have been too early
+  ;; comes whenever it is asked: a request may have been too early
   '(loop until (ask-value :read :answered)
          do (await-request)
             (ask-value :write :requested nil)
@@ -139,7 +139,7 @@
     (check 'clgrpc.loop::wait-as-waiter '(when (clgrpc.loop::waited-for-p clgrpc.loop::driving)
                                           (clgrpc.loop::request-runner-if-free loop))
            *leaving-candidate* *asking-waiter*)
-    ;; one that has left is woken in place of who waits
+    ;; a candidate that has left is woken instead of a waiting one
     (check 'clgrpc.loop::wait-as-waiter
            '(when clgrpc.loop::candidate
              (compare-and-swap (clgrpc.loop::driving-candidate clgrpc.loop::driving)

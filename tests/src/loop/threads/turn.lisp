@@ -58,7 +58,7 @@
         (begin 800000 8000000)
         (is (= 10 (ran-before)) "The loop looks after each slow function.")
         (begin 1000 500)
-        ;; the watchdog has found the turn that comes to be long
+        ;; the watchdog has found the next turn to be long
         (setf (clgrpc.loop::event-loop-long-turn loop) (1+ (clgrpc.loop:event-loop-turns loop)))
         (is (= 1 (ran-before)) "In a long turn the loop looks after each function.")))))
 
