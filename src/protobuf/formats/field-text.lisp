@@ -232,8 +232,8 @@ missing. The second value is about how many octets of memory the messages inside
                                    (finder #'find-message-type) (max-octets +text-octets+)
                                    (max-message-depth **max-message-depth**)
                                    (max-decoded-octets **max-decoded-octets**))
-  "Return FIELD of MESSAGE, as FIELD-VALUE accepts it, in JSON: a string, or with AS :OCTETS its
-UTF-8. An absent field has its default; an absent message whose form in JSON is an object is {}; any
+  "Return FIELD of MESSAGE, as FIELD-VALUE accepts it, in JSON: a string, or UTF-8 if AS is
+:OCTETS. An absent field has its default; an absent message whose form in JSON is an object is {}; any
 other is null. The keywords and errors are those of MESSAGE-JSON."
   (let* ((message (current message))
          (slot (need-slot message field))

@@ -297,7 +297,7 @@ type may have the name of a type with such a form, but other fields."
                                (finder #'find-message-type) (max-octets +text-octets+)
                                (max-message-depth **max-message-depth**)
                                (max-decoded-octets **max-decoded-octets**))
-  "Return MESSAGE in JSON: a string, or with AS :OCTETS its UTF-8. PROTO-NAMES: fields have the
+  "Return MESSAGE in JSON: a string, or UTF-8 if AS is :OCTETS. PROTO-NAMES: fields have the
 names of the .proto file instead of lowerCamelCase. ENUM-NUMBERS: enum values are numbers, not
 names. DEFAULTS: fields without presence are written even if zero or empty. INDENT, 0 to 16, puts
 each member on a separate line, indented by so many spaces for each level. FINDER maps the full name

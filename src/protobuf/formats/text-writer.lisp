@@ -189,7 +189,7 @@ it has the form of one and fewer than DEPTH levels are used, else as a literal."
                                (max-octets +text-octets+)
                                (max-message-depth **max-message-depth**)
                                (max-decoded-octets **max-decoded-octets**))
-  "Return MESSAGE in text format: a string, or with AS :OCTETS its UTF-8. SINGLE-LINE: write no line
+  "Return MESSAGE in text format: a string, or UTF-8 if AS is :OCTETS. SINGLE-LINE: write no line
 breaks. UNKNOWN: write unknown fields too, by number; by default they are omitted. The message in an
 Any is written out if FINDER, a function from full name to message type or nil, knows its type, its
 octets are such a message, and it is within the limits: it nests at most MAX-MESSAGE-DEPTH levels
