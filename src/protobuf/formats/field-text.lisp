@@ -233,8 +233,8 @@ missing. The second value is about how many octets of memory the messages inside
                                    (max-message-depth **max-message-depth**)
                                    (max-decoded-octets **max-decoded-octets**))
   "Return FIELD of MESSAGE, as FIELD-VALUE accepts it, in JSON: a string, or UTF-8 if AS is
-:OCTETS. An absent field has its default; an absent message whose form in JSON is an object is {}; any
-other is null. The keywords and errors are those of MESSAGE-JSON."
+:OCTETS. An absent field has its default; an absent message whose form in JSON is an object is {};
+any other is null. The keywords and errors are those of MESSAGE-JSON."
   (let* ((message (current message))
          (slot (need-slot message field))
          (output (make-json-output :buffer (make-buffer :size 256) :proto-names proto-names

@@ -69,7 +69,7 @@ of gigabytes."
   (is (eq :too-long (zstd-decompressed (zstd-compressed (make-octets 20000000)) 19999999)))
   (is (eq :too-long (zstd-decompressed (zstd-compressed (octets-of 1)) 0)))
   (is (equalp (octets-of) (zstd-decompressed (zstd-compressed (octets-of)) 0)))
-  ;; the window of 4 GB is never made
+  ;; no memory is allocated for the window of 4 GB
   (is (member (zstd-decompressed (zstd-frame #xB0 '(0 3 1 2 3)) 100) '(:corrupt :no-memory)
               :test #'equalp)))
 

@@ -126,7 +126,7 @@ never sent a report are not among them."
                         :rps-fractional 5d0)))))
 
 (test weights-without-a-blackout
-  "gRFC A58: without one a weight counts at once, also that of before on a new connection."
+  "gRFC A58: without a blackout period a weight counts at once, and still after a reconnection."
   (with-core (core)
     (update core "[{\"weighted_round_robin\":{\"blackoutPeriod\":\"0s\",
                    \"weightUpdatePeriod\":\"0.1s\"}}]" 1 2)
