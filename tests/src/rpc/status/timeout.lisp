@@ -19,7 +19,7 @@
       (is (null (parsed bad)) "~S" bad))))
 
 (test deadline-in
-  "Even the longest time-out gives a deadline: once an overflow cost a server its connection."
+  "Even the longest time-out gives a deadline: one once cost a server its connection."
   (is (= 7 (status:deadline-in 3 4)))
   (is (typep (status:deadline-in (status:parse-timeout (ascii-octets "99999999H")) (monotonic-ns))
              'status:deadline))
