@@ -1,8 +1,8 @@
 ;;;; The members of etcd's cluster: their list, and changes of their number. A cluster of N members
 ;;;; works while more than half of them do; learners have no vote until they are promoted.
 ;;;;
-;;;; If a change is proposed before etcd's leader has noted that the previous change was applied, etcd
-;;;; drops it without an answer: the call ends with its deadline, and may be repeated.
+;;;; If a change is proposed before etcd's leader has noted that the previous one was applied, etcd
+;;;; drops the change without an answer: the call ends with its deadline, and may be repeated.
 
 (in-package #:clgrpc.etcd)
 

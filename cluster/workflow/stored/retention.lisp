@@ -127,8 +127,8 @@ and their sum."
 ;;; What is deleted
 
 (defun first-superfluous (sums most)
-  "The period of SUMS, an alist of one status, in which the sum of octets exceeds MOST, and the sum
-before it; or nil."
+  "Return two values: the first period in SUMS, an alist of one status, up to which the octets
+exceed MOST, and the octets before that period; or nil."
   (loop with sum = 0
         for (period . octets) in sums
         do (when (< most (+ sum octets)) (return (values period sum)))
