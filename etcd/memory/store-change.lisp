@@ -206,7 +206,7 @@ empty, for a missing item, whose revisions are 0 and whose value differs from ev
   (steps '() :type list :read-only t))  ; the operations to do: requests, and PLANs of transactions
 
 (defun plan-transaction (request tree)
-  "The PLAN of REQUEST, a TxnRequest, by the items in TREE, the newest."
+  "The PLAN of REQUEST, a TxnRequest, by the items in TREE, the newest tree."
   (let ((succeeded (every (lambda (comparison) (so-p comparison tree))
                           (pb:txn-request-compare request))))
     (make-plan succeeded

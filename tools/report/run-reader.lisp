@@ -160,7 +160,7 @@ replaces a missing member and null, which Go writes for empty values."
 (defparameter *most-samples* 4096 "How many calls of ghz's report are kept one by one.")
 
 (defun spread-samples (samples)
-  "At most some thousands of SAMPLES, evenly among them, by time."
+  "SAMPLES sorted by time, or, of more than *MOST-SAMPLES*, every second, third or later one."
   (let ((step (ceiling (length samples) *most-samples*)))
     (loop for sample in (sort (copy-list samples) #'< :key #'load:sample-unix-ns)
           for i from 0
