@@ -272,8 +272,8 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is not pumping any more."
                   error)))
 
 (defun stop-pumping (peer claim)
-  "Give the stream up, since the thread that was pumping with CLAIM was unwound, so it is unknown
-which requests that thread has sent."
+  "Give the stream up: the thread that was pumping with CLAIM was unwound, and it is unknown which
+requests that thread has sent."
   (let ((pipe (peer-pipe peer))
         (reason (local-error :aborted "the thread that sent to ~A was ended" (peer-name peer))))
     (multiple-value-bind (call queued-requests)

@@ -173,8 +173,8 @@ otherwise one empty message."
 ;;; Schedules
 
 (defun load-schedule (name option kind value start step end step-seconds max-seconds)
-  "The schedule that the options with names --NAME… describe. If the schedule is constant its value
-is VALUE, which OPTION gives, and the result is nil if VALUE is nil."
+  "The schedule that the options with names --NAME… describe. A constant schedule has VALUE, the
+value of OPTION; if VALUE is nil, return nil."
   (flet ((number (value) (float value 1d0)))
     (cond ((eq :const kind)
            (when (or start step end max-seconds)

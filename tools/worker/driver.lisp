@@ -135,9 +135,9 @@ as SIGTERM has come, which signals TERMINATION, a semaphore."
 
 (defun tell-rows (calls begin-ns seconds progress termination over)
   "Ask CALLS, whose measurement began at BEGIN-NS, once a second, SECONDS times, for their counts.
-Return a list of the answers, lists of ClientStats, and why it ended early, or nil: OVER if it has
-ended before the first second. PROGRESS and TERMINATION are as in DRIVE-WORKERS and
-SLEEP-UNLESS-ENDED."
+Return a list of the answers, lists of ClientStats, and the reason why the run ended early, or nil.
+OVER is that reason if the run has ended already, else nil. PROGRESS and TERMINATION are as in
+DRIVE-WORKERS and SLEEP-UNLESS-ENDED."
   (let ((told '()))
     (loop for second from 1 to seconds
           for ended = (or over
