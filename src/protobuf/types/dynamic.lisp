@@ -12,9 +12,7 @@
   "Message and enum types, by full name, from descriptors for which no code was made."
   (files '() :type list)                ; the file descriptors
   (messages (make-hash-table :test 'equal) :type hash-table) ; full name to message type
-  (enums (make-hash-table :test 'equal) :type hash-table) ; full name to enum type
-  ;; maps the full name of an extension to its slot
-  (extensions (make-hash-table :test 'equal) :type hash-table))
+  (enums (make-hash-table :test 'equal) :type hash-table)) ; full name to enum type
 
 (document-functions
   type-pool-files "The descriptors of the files that POOL was made of.")
@@ -88,8 +86,7 @@ has none either. This function serves as :FINDER for JSON and text format. From 
       (setf (gethash (slot-number slot)
                      (or (message-type-extensions type)
                          (setf (message-type-extensions type) (make-hash-table))))
-            slot)
-      (setf (gethash (descriptor-full-name field) (type-pool-extensions pool)) slot))))
+            slot))))
 
 (defun make-type-pool (source)
   "Return a pool of dynamic types, one for each message and enum that SOURCE declares: a list of
