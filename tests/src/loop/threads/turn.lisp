@@ -343,7 +343,8 @@ its order."
                (setf (clgrpc.loop::event-loop-ready loop) (make-array 16 :initial-element 0))
                (fill-ready 0 (loop for i below left collect i))
                (with-replaced (('clgrpc.loop::dispatch-events
-                                (fn (&rest _arguments) (fill-ready left '(:a :shakes :b :c :begins))))
+                                (fn (&rest _arguments)
+                                  (fill-ready left '(:a :shakes :b :c :begins))))
                                ('clgrpc.loop::connection-handshaking-p
                                 (fn (_function connection)
                                   (member connection '(:shakes :begins)))))
