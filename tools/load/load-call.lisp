@@ -333,17 +333,17 @@ not read."
 
 (define-hot take-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
   "The sink's ON-HEADERS."
-  (let ((load-call (http2:stream-user stream)))
+  (let ((load-call (http2:stream-user stream)) (memo (hpack:field-list-memo list)))
     (when load-call
-      (unless (member (hpack:field-list-memo list) '(:good :encoded :ok))
+      (unless (member memo '(:good :encoded :ok))
         (multiple-value-bind (code text) (problem-of-headers list)
           (when code
             (end-load-call load-call code text)
             (return-from take-headers nil)))
-        (unless ended
-          (setf (hpack:field-list-memo list)
-                (if (hpack:find-field list "grpc-encoding") :encoded :good))))
-      (when (eq :encoded (hpack:field-list-memo list)) (setf (load-call-encoded load-call) t))
+        (unless ended                   ; a LIST that comes for the first time keeps no memo
+          (setf memo (if (hpack:find-field list "grpc-encoding") :encoded :good)
+                (hpack:field-list-memo list) memo)))
+      (when (eq :encoded memo) (setf (load-call-encoded load-call) t))
       (when ended (end-with-trailers load-call list)))
     nil))
 

@@ -240,6 +240,10 @@ WITH-EVIL-SERVER."
     (check-script "half a message" "Internal" (answer 0 0 0 0 9 1))
     (check-script "half a prefix" "Internal" (answer 0 0))
     (check-script "compressed, without a word of how" "Internal" (answer 1 0 0 0 0))
+    (check-script "compressed, as it says" "OK"
+                  (frames (id) `(:headers ,id ,(response-fields '("grpc-encoding" "gzip")))
+                    `(:data ,id ,(base:octets-of 1 0 0 0 0))
+                    `(:headers ,id (("grpc-status" "0")) :end-stream)))
     (check-script "a prefix that is none" "Internal" (answer 255 0 0 0 0))
     (check-script "no trailers" "Internal"
                   (frames (id) `(:headers ,id ,(response-fields))
