@@ -52,17 +52,16 @@ RouteChat, so it is an example and no service for the world."))
 
 (defstruct (trip (:copier nil))
   "What RecordRoute knows after some points."
-  (features *known-features* :type simple-vector)
-  (start (get-internal-real-time) :type unsigned-byte)
-  (point-count 0 :type unsigned-byte)
-  (feature-count 0 :type unsigned-byte)
+  (start (get-internal-real-time) :type (unsigned-byte 62))
+  (point-count 0 :type fixnum)
+  (feature-count 0 :type fixnum)
   (metres 0d0 :type double-float)
   (last nil))
 
-(defun add-point (trip point)
-  "Take note of POINT, the next of TRIP."
+(defun add-point (trip point known)
+  "Take note of POINT, the next of TRIP. KNOWN is true if a feature lies there."
   (incf (trip-point-count trip))
-  (when (find-feature point (trip-features trip)) (incf (trip-feature-count trip)))
+  (when known (incf (trip-feature-count trip)))
   (when (trip-last trip)
     (incf (trip-metres trip) (distance-metres (trip-last trip) point)))
   (setf (trip-last trip) point))
@@ -72,7 +71,7 @@ RouteChat, so it is an example and no service for the world."))
   (routeguide:make-route-summary
    :point-count (trip-point-count trip)
    :feature-count (trip-feature-count trip)
-   :distance (min (round (trip-metres trip)) (1- (expt 2 31)))
+   :distance (round (min (trip-metres trip) (float (1- (expt 2 31)) 0d0)))
    :elapsed-time (floor (- (get-internal-real-time) (trip-start trip))
                         internal-time-units-per-second)))
 
@@ -91,9 +90,9 @@ RouteChat, so it is an example and no service for the world."))
 ;;; A stream of requests, one reply: receive them, then return the reply.
 
 (defmethod routeguide.route-guide:record-route ((service route-guide) points &key)
-  (let ((trip (make-trip :features (route-guide-features service))))
+  (let ((trip (make-trip)))
     (grpc:do-messages (point points)
-      (add-point trip point))
+      (add-point trip point (find-feature point (route-guide-features service))))
     (trip-summary trip)))
 
 ;;; A stream each way: receive and send.

@@ -31,7 +31,13 @@
     (let ((summary (routeguide.route-guide:record-route
                     channel (list (examples:place 0 0) (examples:place 0 10000000)) :timeout 10)))
       (is (= 2 (routeguide:route-summary-point-count summary)))
+      (is (= 0 (routeguide:route-summary-feature-count summary)))
       (is (= 111195 (routeguide:route-summary-distance summary))))
+    (is (= 2 (routeguide:route-summary-feature-count
+              (routeguide.route-guide:record-route
+               channel (list (examples:place 409146138 -746188906) (examples:place 0 0)
+                             (examples:place 409146138 -746188906))
+               :timeout 10))))
     (is (= 0 (routeguide:route-summary-point-count
               (routeguide.route-guide:record-route channel '() :timeout 10))))))
 
