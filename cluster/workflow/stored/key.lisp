@@ -83,7 +83,7 @@ before earlier ones."
   (shard-text (mod (balance:xxh64 (string-octets id)) +shards+)))
 
 (defun number-text (number)
-  "NUMBER, of a change, in the form of keys, which sort by number."
+  "The text of NUMBER, a change's, in keys: the texts sort as their numbers do."
   (if (< number 100000000) (format nil "~8,'0D" number) (format nil "a~20,'0D" number)))
 
 (defun status-text (status)
