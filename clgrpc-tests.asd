@@ -71,6 +71,7 @@ that is not loaded (:DATA)."
                     (:file "architecture")
                     (:file "arrow")
                     (:file "packages")
+                    (:file "loading")
                     (:file "path")
                     (:file "slot")
                     (:file "glossary")
