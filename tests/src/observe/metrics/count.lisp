@@ -104,7 +104,7 @@
 
 (test calls-of-one-turn-count-by-their-own-sizes
   "Calls of one run may have as many octets as its first call, or others."
-  (with-metrics (channel client server :ask #'identity)
+  (with-metrics (channel client server :ask (handling (note) note))
     (let* ((notes (loop for i below 300
                         collect (note 1 :text (make-string (* 2000 (mod i 3))
                                                            :initial-element #\a))))
@@ -115,7 +115,7 @@
                       "grpc.server.call.rcvd_total_compressed_message_size"))
         (let ((point (first (metrics:family-points (family server name)))))
           (is (= octets (metrics:point-sum point)))
-          (is (equal '(0 100 0 200) (subseq (coerce (metrics:point-buckets point) 'list) 0 4))
+          (is (equal '(0 100 100 100) (subseq (coerce (metrics:point-buckets point) 'list) 0 4))
               "~A" (metrics:point-buckets point)))))))
 
 (test a-duration-is-that-of-the-handler
