@@ -29,10 +29,10 @@ the error that WHAT could not be looked up. On the loop."
 family) on LOOP with the first address of HOST, as text, that is of FAMILY: +AF-INET+ (the default),
 +AF-INET6+, or +AF-UNSPEC+ for either. If the name has no such address, EVENT-CB gets a DNS-ERROR.
 At most four look-ups run at once; others wait. Return true if HOST is numeric or localhost, so that
-no resolver is asked. FUNCTION is never called before this returns. Signal MISUSE if FAMILY is none
-of the three. From any thread."
+no resolver is asked. FUNCTION is never called before this returns. Signal MISUSE if FAMILY is
+another. From any thread."
   (unless (member family (list +af-inet+ +af-inet6+ +af-unspec+))
-    (misuse "~S is not an address family: it is +AF-INET+, +AF-INET6+ or +AF-UNSPEC+." family))
+    (misuse "~S is not an address family; use +AF-INET+, +AF-INET6+ or +AF-UNSPEC+." family))
   (let* ((loop (the-loop loop))
          (known (os:resolve-host host 0 :lookup nil)) ; first, since a query must be answered
          (query (begin-query loop)))
