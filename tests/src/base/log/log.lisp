@@ -61,6 +61,7 @@
 (test backtraces-have-so-many-frames
   (labels ((text-at (depth)
              (if (zerop depth) (clgrpc.base::backtrace-text) (values (text-at (1- depth)) depth))))
+    (is (eql 0 (search "0: " (text-at 0))))
     (is (= clgrpc.base::+backtrace-frames+ (count #\Newline (text-at 100))))))
 
 (test backtraces-have-a-rate
