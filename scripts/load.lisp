@@ -160,8 +160,8 @@ about a hot function, say so and, if STRICT is true, exit with 1."
   (apply #'uiop:symbol-call '#:sb-posix name arguments))
 
 (defun forks-p ()
-  "True if this process may fork: it must have one thread only. A process forked under qemu
-may hang at once, in a lock of qemu's own."
+  "True if this process may fork, for which it must have one thread only, and there is a second
+processor. A process forked under qemu may hang at once, in a lock of qemu's own."
   (require :sb-posix)
   (and (not (uiop:getenvp "CLGRPC_EMULATED"))
        (null (rest (sb-thread:list-all-threads)))
