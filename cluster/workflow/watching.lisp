@@ -250,7 +250,7 @@ lock."
     (if end (subseq peer 0 end) peer)))
 
 (defun add-watch (node subscription)
-  "SUBSCRIPTION watches. Signal BACKLOG-FULL if there are too many watches, in all or of its peer."
+  "Add SUBSCRIPTION. Signal BACKLOG-FULL if NODE, or SUBSCRIPTION's peer, has too many watches."
   (let* ((feed (node-feed node))
          (limits (node-limits node))
          (peer (subscription-peer subscription)))

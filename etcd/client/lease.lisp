@@ -68,7 +68,7 @@ plus the time it was suspended."
   (max 0 (- (lease-until-ns lease) (funcall (the function *suspension*)))))
 
 (defmacro with-lease ((lease) &body body)
-  "Evaluate BODY, which changes LEASE, with its lock. BODY is not interrupted."
+  "Evaluate BODY, which changes LEASE, while holding LEASE's lock. BODY is not interrupted."
   `(sb-sys:without-interrupts
      (sb-thread:with-mutex ((lease-lock ,lease)) ,@body)))
 

@@ -20,7 +20,7 @@ Signal an ETCD-ERROR. From any thread."
 
 (define-keyword-function authentication-enabled-p (etcd &key timeout)
   "True if authentication is on, so that etcd serves authenticated users only. Signal an ETCD-ERROR
-if etcd does not report this, as before version 3.5, or for any other failure. From any thread."
+if etcd cannot report this, which needs version 3.5, or for any other failure. From any thread."
   (pb:auth-status-response-enabled
    (ask etcd #'auth:auth-status (pb:make-auth-status-request) timeout :twice t)))
 

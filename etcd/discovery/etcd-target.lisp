@@ -31,8 +31,8 @@ there is no default etcd either."
     (dolist (endpoint endpoints endpoints) (loop:parse-target endpoint))))
 
 (defun parse-etcd-target (target)
-  "Return two values from TARGET, etcd://HOST:PORT/NAME or etcd:///NAME: the endpoints of an etcd
-for MAKE-ETCD, nil for the default one; and NAME. Signal MISUSE if TARGET has another form. From any
+  "Split TARGET, etcd://HOST:PORT/NAME or etcd:///NAME. Return two values: the endpoints for
+MAKE-ETCD, or nil for the default etcd; and NAME. Signal MISUSE if TARGET has another form. From any
 thread."
   (unless (and (stringp target) (eql 5 (mismatch "etcd:" target :test #'char-equal)))
     (misuse "~S does not begin with etcd:" target))

@@ -196,8 +196,8 @@ a method's config."
                                                 :server-operations server-operations)))
 
 (defun relay-callee (inproc-core)
-  "The callee of calls that INPROC-CORE makes through relays. It sets no limits, since the limits
-apply to the attempts."
+  "The callee of calls on INPROC-CORE that lead to a relay. Its limits are never reached, since the
+user's limits apply to the attempts."
   (make-callee :name (inproc-core-target inproc-core) :relays t
                :options (make-server-options :max-calls 10000000
                                              :max-receive-octets 2147483647)))

@@ -12,7 +12,7 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +pool-buffers+ 1024
-  "The number of unused buffers that a loop keeps.")
+  "The greatest number of unused buffers that a loop keeps.")
 
 (defstruct (function-queue (:copier nil))
   "Functions to call once, in their order."

@@ -12,9 +12,9 @@ good.")
                           (poller (funcall (world-make-poller *world*)))
                           (random (funcall (world-make-random *world*)))
                           reserve caller-driven)
-  "Return a loop of this thread's world that does not run yet. NAME is shown to people. CLOCK, a
-function that returns nanoseconds, POLLER, and RANDOM, a random-state, have defaults from the world.
-If RESERVE is given, its threads take the loop over when user code takes too long or is about to
+  "Return a loop of this thread's world that does not run yet. NAME is shown to people. The
+world gives the defaults of CLOCK (a function that returns nanoseconds), POLLER and RANDOM (a
+random-state). If RESERVE is given, its threads take the loop over when user code takes too long or is about to
 wait. With CALLER-DRIVEN, which needs a RESERVE, the loop has no thread of its own: callers run it
 (see DRIVE), and a reserve thread runs it when no caller does. A simulated world ignores both
 arguments: the simulator runs the loop. STOP-EVENT-LOOP must be called at some time, even if the

@@ -168,8 +168,8 @@ block, the memo of LIST is the REQUEST."
              (request request)
              (route (or null server-route)))
     server-call
-  "Make the call on STREAM of LINK that REQUEST begins, by ROUTE. Count the call, give it its
-compression, and return it. A plain request is not counted among the calls."
+  "Make the call on STREAM of LINK that REQUEST begins, by ROUTE. Count the call as
+under way and, unless it is a plain request, as begun; set its compression, and return it."
   (count-call link server-loop)
   (let* ((now (loop:event-loop-now (server-link-loop link)))
          (method (and route (route-method route)))

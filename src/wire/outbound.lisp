@@ -331,6 +331,6 @@ with the message until the loop has taken it."
                     (schedule-callbacks call)))))
 
 (defun tell-writable (call)
-  "Notify CALL's user that the queue of its stream has fallen below half its budget."
+  "Notify CALL's user that CALL may have room to send."
   (notify call)
   (schedule-callbacks call))

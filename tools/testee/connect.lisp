@@ -278,8 +278,8 @@ program that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
   (error nil))
 
 (defun cancel-timing (compat-case)
-  "Two values: the number in COMPAT-CASE's rule for cancelling, and the rule's kind; nil without
-one."
+  "Two values: the value of COMPAT-CASE's rule for cancelling, a number or an Empty, and the rule's
+kind; both are nil if there is no rule."
   (let ((cancel (connect:client-compat-request-cancel (compat-case-request compat-case))))
     (if cancel (connect:client-compat-request.cancel-cancel-timing cancel) (values nil nil))))
 

@@ -110,7 +110,7 @@ if it does not pass."
      ,@body))
 
 (define-interop-case "ping_pong" (channel)
-    "A request is sent when the response to the previous one was received."
+    "Each request is sent when the response to the previous one has been received."
   (with-dialogue (call channel)
     (loop for (size payload) in '((31415 27182) (9 8) (2653 1828) (58979 45904))
           do (grpc:send call (interop-output-request (list size) :payload payload))

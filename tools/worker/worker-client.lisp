@@ -172,8 +172,8 @@ the arithmetic can handle."
   nil)
 
 (defun take-channel-figures (worker-channel reset)
-  "Two values: the latencies and the results of WORKER-CHANNEL so far. If RESET is true, forget them
-then."
+  "Two values: the latencies and the results of WORKER-CHANNEL so far. If RESET is true, then
+forget them."
   (sb-thread:with-mutex ((worker-channel-lock worker-channel))
     (multiple-value-prog1
      (values (load:merge-histograms (list (worker-channel-latencies worker-channel)))

@@ -213,7 +213,7 @@ SUBJECT-TOKEN   the token of the subject, the party for which calls are made: a 
                 whose file is read for each exchange, or a function without arguments that returns a
                 string, called on a thread of its own
 SUBJECT-TYPE    its type: :jwt, the default, :access-token, :id-token, :saml2 or a URI
-ACTOR-TOKEN     the token of the party that acts for the subject, as SUBJECT-TOKEN; none by default
+ACTOR-TOKEN     the acting party's token, given like SUBJECT-TOKEN; none by default
 ACTOR-TYPE      its type, as SUBJECT-TYPE
 REQUESTED-TYPE  the type of the wanted token, as SUBJECT-TYPE; nil, the default, for any
 RESOURCE        a string, the URI of the service that the token is for; none by default

@@ -242,8 +242,8 @@ room.")
 first.")))
 
 (defmacro put-word-field (tag value)
-  "Write the constant TAG, or none if it is zero, and VALUE, of 64 bits, as a varint. The next write
-overwrites the octets that this writes beyond the varint."
+  "Write the constant TAG, or none if it is zero, and VALUE, of 64 bits, as a varint. Some
+octets beyond the varint may be written, too; the next write overwrites them."
   (let ((octets (if (zerop tag) '() (tag-octets tag))))
     (if (> (length octets) 2)
         `(progn (put-tag ,tag) (put-word ,value))

@@ -170,7 +170,8 @@ well."
     (setf (message-size message) size)))
 
 (defun write-generic (message slots octets at)
-  "Write MESSAGE, with SLOTS by number; return the position after it."
+  "Write MESSAGE, whose SLOTS are in the order of their numbers, to OCTETS from AT on. Return the
+position after it."
   (dolist (slot slots)
     (when (slot-present-p message slot)
       (setf at (write-stored-field slot (present-stored message slot) octets at))))

@@ -168,8 +168,8 @@ message whose form in JSON is a string or scalar."
   "Set a field of MESSAGE to the values of TEXTS, a list of strings. FIELDS, field descriptors as
 FIND-FIELD-PATH returns them, lead from MESSAGE to that field; missing messages on the way are made.
 A repeated field gets all values, after the values that it has; another field takes a single value,
-and only if it is absent or REPLACE is true. Signal FIELD-TEXT-ERROR if a text is invalid for the
-field, or another field of the same oneof is present."
+and only if it is absent or REPLACE is true. Signal FIELD-TEXT-ERROR if the field takes no text
+or no further value, a text is invalid for it, or another field of the same oneof is present."
   (labels ((wrong (text) (error 'field-text-error :path (fields-path-text fields) :text text))
            (check-alone (message slot)
              (let ((oneof (slot-oneof slot)))

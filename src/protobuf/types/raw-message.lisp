@@ -61,8 +61,8 @@
     bound))
 
 (defconstant +value-octets+ 32
-  "The memory that values other than messages occupy for each octet, with the fields and tables that
-contain them.")
+  "The estimated octets of memory for each received octet of values other than messages, with the
+fields and tables that contain them.")
 
 (defun decoded-room (type octets max-decoded-octets)
   "Return about how many octets of memory a decoded message of TYPE, a raw type whose message type

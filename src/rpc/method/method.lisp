@@ -122,8 +122,8 @@ is no such channel. The in-process channel has a method. From any thread.")
 
 (defmacro with-bindings-lock (() &body body)
   "Evaluate BODY under the lock that the compiler, the loader and CLOS hold during definitions, so
-that no other thread changes bindings. They call this code with that lock held, so a second lock
-might be taken in another order elsewhere."
+that no other thread changes the BINDINGs of handlers. The holders of that lock call this code, so a
+second lock might be taken in another order elsewhere."
   `(sb-c::with-world-lock () ,@body))
 
 (defun refuse-argument-count (function count)
