@@ -12,13 +12,13 @@ good.")
                           (poller (funcall (world-make-poller *world*)))
                           (random (funcall (world-make-random *world*)))
                           reserve caller-driven)
-  "Return a loop of this thread's world that does not run yet. NAME is shown to people. The
-world gives the defaults of CLOCK (a function that returns nanoseconds), POLLER and RANDOM (a
-random-state). If RESERVE is given, its threads take the loop over when user code takes too long or is about to
-wait. With CALLER-DRIVEN, which needs a RESERVE, the loop has no thread of its own: callers run it
-(see DRIVE), and a reserve thread runs it when no caller does. A simulated world ignores both
-arguments: the simulator runs the loop. STOP-EVENT-LOOP must be called at some time, even if the
-loop was never started."
+  "Return a loop of this thread's world that does not run yet. NAME is shown to people. The world
+gives the defaults of CLOCK (a function that returns nanoseconds), POLLER and RANDOM (a
+random-state). If RESERVE is given, its threads take the loop over when user code takes too long or
+is about to wait. With CALLER-DRIVEN, which needs a RESERVE, the loop has no thread of its own:
+callers run it (see DRIVE), and a reserve thread runs it when no caller does. A simulated world
+ignores both arguments: the simulator runs the loop. STOP-EVENT-LOOP must be called at some time,
+even if the loop was never started."
   (let ((loop (if (simulated-p)
                   (%make-event-loop name clock poller random nil nil nil #'run-as-holder)
                   (%make-event-loop name clock poller random reserve
