@@ -990,8 +990,7 @@ read between two of them"
 (define-promises "doc/observers.md"
   ("which are called one after the other"
    "rpc" "observers-are-joined-in-their-order"
-   "src/rpc/observer.lisp" "(funcall reader first) (funcall reader second))))"
-   "(funcall reader second) (funcall reader first))))"))
+   "src/rpc/observer.lisp" "(mapcar reader observers)" "(mapcar reader (reverse observers))"))
 
 (define-promises "doc/transports.md"
   ("A function with other arguments than its operation is an error at load time"
