@@ -54,6 +54,7 @@ due."
   (count 0 :type index)                 ; how many timers are in the wheel
   (earliest-ns most-positive-fixnum :type nanoseconds) ; no timer is due before this time
   (earliest-known t :type boolean)      ; false once the timer that is due then may have left
+  ;; the first timer of each slot, or nil
   (slots (make-array (1+ +expired+) :initial-element nil) :type (simple-vector 449))
   ;; for each level, a bit for each slot with timers
   (maps (make-array +levels+ :element-type '(unsigned-byte 64) :initial-element 0)

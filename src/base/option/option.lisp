@@ -503,7 +503,7 @@ configs. Within that time the query is sent three times.")
 sooner than this after the last look-up that had an answer.")
    (max-addresses 1000 1 1000000 "addresses"
     "How many addresses of its target a channel uses: the first ones that its resolver reports. A
-warning is logged if there are more: round_robin and some others connect to each of them.")
+warning is logged if there are more: round_robin and some other policies connect to each address.")
    (max-subchannels 4000 1 1000000 "subchannels"
     "How many servers all balancers of a channel together may have, with removed servers that finish
 their last calls: a service config may have many targets, each with all addresses. Further servers
