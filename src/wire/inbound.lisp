@@ -370,11 +370,12 @@ empty messages of a type with 250 fields take 1 MB.")
   "The most memory that the messages inside a message usually take beyond eight times its length.")
 
 (defconstant +inside-times+ 512
-  "The messages inside a text may take this many times its octets of memory: each message has at
-least two octets, and few types of messages have more than a hundred fields.")
+  "The messages inside a text may take this many octets of memory for each octet of the text: each
+message has at least two octets, and few types of messages have more than a hundred fields.")
 
 (defconstant +value-times+ 24
-  "The other values of a message may take this many times its octets of memory.")
+  "The other values of a message may take this many octets of memory for each octet of the
+message.")
 
 (defun decoding-room (call size)
   "About how many octets of the heap a message of SIZE octets, of CALL, may take when it is decoded;

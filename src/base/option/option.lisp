@@ -476,7 +476,7 @@ response begins, so that the call can be repeated if its server has not seen it.
 kept: then only calls that have sent no message yet, or have a single request, can be repeated.")
    (resend-messages 4 1 1000000 "messages"
     "How many messages of a stream a call without a retry or hedging policy keeps, so that it can be
-repeated. A call that sends more keeps nothing: a server refuses a call at its beginning, and each
+repeated. A call that sends more keeps nothing: servers refuse calls at their beginning, and each
 kept message costs time.")
    (total-replay-octets 16777216 0 1099511627776 "octets"
     "How much all calls of a channel together keep of their requests (replay-octets and
