@@ -30,7 +30,7 @@ the server does not even answer PINGs."
                              :min-keepalive-seconds 0))
 
 (test a-limit-of-silence-holds-for-connections-that-there-are
-  "The connection to a server that hangs ends, though the channel's own keepalive is minutes."
+  "The connection to a server that hangs ends, although the channel's own keepalive takes minutes."
   (check-given-up (lambda (channel)
                     (grpc:ensure-connected channel)
                     (client:limit-channel-silence channel 0.05))))

@@ -128,7 +128,7 @@ and the producer is unwound."
 
 (test a-callers-time-limit-is-the-callers
   "The handler runs on its caller's thread, and the caller gets the timeout when the time is over,
-as on a wire. A time limit of the handler's own is handled there, or nowhere."
+as on a wire. A timeout of the handler's own that the handler does not handle fails the call."
   (with-inproc (channel :events (:handler-error))
       (:ask (handling (note)
               (case (number-of note)

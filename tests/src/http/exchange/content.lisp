@@ -57,7 +57,7 @@
       (error (error) (is (not (search "s3cret" (string-downcase (princ-to-string error)))))))))
 
 (test heads-that-are-written-once
-  "Of an answer without a date of its own, and of one with a body, whose length it has."
+  "The head of a fixed answer is written once, unless it has a date, or a status without a body."
   (flet ((head-p (&rest arguments)
            (and (exchange::plain-answer-head (apply #'exchange:fixed-answer arguments)) t)))
     (is (eq t (head-p 200 '(("a" . "b")) "x")))
