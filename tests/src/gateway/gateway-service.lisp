@@ -239,7 +239,7 @@ server's fault; the gateway logs no error, since they could fill its log."
 
 (test raw-messages-have-their-room-promised
   "A message converted to or from JSON is decoded on the way, which may take many times its octets:
-only if the heap has room, however short the message is. One that takes little passes."
+only if the heap has room, however short the message is. A message that takes little passes."
   (let ((behind (start-probe (list :ask (handling (request)
                                           (note 1 :body (number-of request)))))))
     (grpc:with-channel (inner (grpc:server-address behind))

@@ -78,7 +78,7 @@
 
 (test long-messages-are-decompressed-off-the-loop
   "A handler that began on the loop gives up the loop before it decompresses a message that is long,
-whatever length the message announces; not for a short one."
+whatever length the message announces. For a short message it keeps the loop."
   (with-raw-calls (peer :execution :inline)
       (:ask (handling ()
               (note (if (keeps-loop-p) 1 2))))

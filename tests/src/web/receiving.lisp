@@ -12,8 +12,8 @@ call."
       (funcall function (lambda () (nreverse (shiftf rooms '())))))))
 
 (test messages-of-the-web-need-little-room
-  "A message of Protocol Buffers needs as much as one of gRPC: more than usual only if it takes
-that. JSON needs room in proportion to its length."
+  "A message in Protocol Buffers needs as much room as in gRPC: little, unless it takes much memory.
+JSON needs room in proportion to its length."
   (with-web-probe (server) (:ask #'double)
     (call-noting-rooms
      (lambda (rooms)

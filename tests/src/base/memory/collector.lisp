@@ -153,7 +153,7 @@ live data is due when there is twice as much."
       (is-false (quiet-p :later (seconds-ns 6))))))
 
 (test tuned-collector
-  "It has its sizes, keeps the pages that it frees, and returns them when it collects everything."
+  "A tuned collector has its sizes, and returns freed pages only when it collects everything."
   (with-tuned-collector
     (tune-collector)
     (is (<= (sb-ext:bytes-consed-between-gcs) clgrpc.base::+nursery-octets+))

@@ -5,7 +5,7 @@
 (defun second-ns (seconds) (round (* seconds 1000000000)))
 
 (test rate-limits-come-back
-  "A burst at once is allowed, one more is not; a second later a second's share is."
+  "Events up to the burst are allowed at once; after a second, as many as a second earns."
   (let ((due 0))
     (flet ((charged (count at)
              "How many of COUNT events AT a time, in seconds, are within the limit."

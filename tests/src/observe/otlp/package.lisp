@@ -18,4 +18,4 @@
 
 (in-package #:clgrpc.tests.otlp)
 
-(def-suite :clgrpc.otlp :description "Metrics and spans told to a collector.")
+(def-suite :clgrpc.otlp :description "Metrics and spans sent to a collector.")

@@ -114,8 +114,8 @@ requests it."
         "octets after the last request are ignored")))
 
 (defun prompt-web-handlers ()
-  "/a answers promptly with its query, /b as everywhere; the heads of the answers of /dated,
-/nothing and /unchanged cannot be written before."
+  "/a answers promptly with its query, /b like other paths; the heads of the answers of /dated,
+/nothing and /unchanged cannot be written in advance."
   (flet ((fixed (&rest arguments)
            (let ((answer (apply #'exchange:fixed-answer arguments)))
              (lambda (query) (declare (ignore query)) answer))))
