@@ -229,8 +229,7 @@ channel ends, and no call waits for ever."
       (let ((call (chat first :open)))
         (speak call 1)
         (is (typep (caught (ask first (note 1))) 'grpc:unavailable))
-        (is (= 2 (number-of (ask second (note 1))))
-            "the breaker of the other channel admits a call")
+        (is (= 2 (number-of (ask second (note 1)))) "the other channel's breaker admits a call")
         (grpc:cancel call)))))
 
 (test dropped-sharers-are-closed-alone
@@ -316,8 +315,7 @@ set with one subchannel follows it."
       (is (eq :connecting (client::connection-set-link-state (core-connection-set first))))
       (let ((connection-set (core-connection-set second)))
         (tell-backends other-puppet "127.0.0.1:1" "127.0.0.1:4")
-        (is (eq connection-set (core-connection-set second))
-            "no other subchannel used the connection set")
+        (is (eq connection-set (core-connection-set second)) "no other subchannel used it")
         (is (equal '("127.0.0.1:3" "127.0.0.1:1,127.0.0.1:4") (texts)))
         (tell-backends other-puppet "127.0.0.1:3")
         (is (eq (core-connection-set first) (core-connection-set second)))

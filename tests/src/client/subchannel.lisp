@@ -276,8 +276,7 @@ finds the new server."
           (grpc:close-send call)
           (is (null (grpc:receive call))))
         (give-links channel 3)
-        (is (= 3 (getf (grpc:server-statistics server) :connections))
-            "the links are connected already")))))
+        (is (= 3 (getf (grpc:server-statistics server) :connections)) "links are connected")))))
 
 (test a-subchannel-is-ready-while-it-has-a-link
   "A link that is left does not affect the others."

@@ -49,8 +49,7 @@
         (is (= 1024 (size '(1))))
         (is (= 9 (size '(1 2 3) :least 10 :most 10)))
         (is (= 3 (size '(1 2 3) :least 1)))
-        (is (= 99 (size '(1 2 3) :least 5000 :most 8000 :limit 100))
-            "the channel limits the ring")))))
+        (is (= 99 (size '(1 2 3) :least 5000 :most 8000 :limit 100)) "limited by the channel")))))
 
 (defparameter *ring* "[{\"ring_hash_experimental\":{\"requestHashHeader\":\"X-Key\"}}]")
 

@@ -29,8 +29,7 @@
       (let ((next (find-if (lambda (subchannel)
                              (typep (client:subchannel-balancer subchannel) 'client::pick-first))
                            (live-subchannels core))))
-        (is (eq :connecting (client:subchannel-state next))
-            "the new policy connects though no call asks for it")
+        (is (eq :connecting (client:subchannel-state next)) "the new policy connects by itself")
         (client::wait-for-better-times (connection-set-of next) "it rains")
         (is (eq :transient-failure (client:core-state core)) "the new policy no longer connects")
         (is (equal (list next) (live-subchannels core)))))))
@@ -62,8 +61,7 @@
     (change-policy core puppet :round-robin "127.0.0.1:1")
     (change-policy core puppet :round-robin "127.0.0.1:1" "127.0.0.1:2")
     (is (eq :ready (client:core-state core)))
-    (is (= 3 (length (live-subchannels core)))
-        "one policy serves, and two servers of its successor connect")))
+    (is (= 3 (length (live-subchannels core))) "one policy serves, two new servers connect")))
 
 (test vetoes
   (with-core (core puppet :round-robin)

@@ -46,8 +46,7 @@
 
 (test size-updates-encoded
   (let ((encoder (make-encoder)))
-    (is (equalp (hex "82") (encode encoder '((":method" "GET"))))
-        "at first there is nothing to announce")
+    (is (equalp (hex "82") (encode encoder '((":method" "GET")))) "nothing to announce yet")
     (encode encoder '(("x" "y")))
     (set-encoder-limit encoder 8192)
     (is (equalp (hex "be") (encode encoder '(("x" "y")))) "our own limit is 4096")
@@ -59,11 +58,9 @@
     (set-encoder-limit encoder 50)
     (set-encoder-limit encoder 60)
     (set-encoder-limit encoder 100)
-    (is (equalp (hex "3f13 3f45 be") (encode encoder '(("x" "y"))))
-        "a limit that fell and rose again is announced")
+    (is (equalp (hex "3f13 3f45 be") (encode encoder '(("x" "y")))) "the least limit is sent")
     (set-encoder-limit encoder 4096)
-    (is (equalp (hex "3fe11f be") (encode encoder '(("x" "y"))))
-        "a limit that only rose is announced once")))
+    (is (equalp (hex "3fe11f be") (encode encoder '(("x" "y")))) "a rise is announced once")))
 
 (test a-smaller-table-is-announced-at-once
   (let ((encoder (make-encoder :table-octets 0)))

@@ -101,8 +101,7 @@ may not know yet."
     (is (<= 18 (or (calmed-by 100 (constantly '(:data 1 ""))) 0) 22)))
   (let ((*dialogue* (begin-dialogue :client '(:max-idle-frame-burst 20))))
     (shake-hands)
-    (is (<= 18 (or (calmed-by 100 (constantly '(:ping 7))) 0) 22)
-        "a server's PINGs are limited as well")))
+    (is (<= 18 (or (calmed-by 100 (constantly '(:ping 7))) 0) 22) "a server's PINGs count, too")))
 
 (defun pings-borne (times &rest options)
   "How many PINGs come, at TIMES in seconds, before the connection ends with too_many_pings; nil if

@@ -58,8 +58,7 @@
       (apply #'set-records server "long.test" +txt+ texts)
       (is (= 200 (length (nth-value 1 (ask-and-wait loop (list server) "long.test" +txt+))))))
     (set-manner server (fn (_name _type carrier) (if (eq :udp carrier) :truncate :drop)))
-    (is (eq :unreachable (ask-and-wait loop (list server) "a.test" +a+))
-        "the server closes the connection")
+    (is (eq :unreachable (ask-and-wait loop (list server) "a.test" +a+)) "the server closes it")
     (set-manner server (fn (_name _type carrier)
                          (if (eq :udp carrier)
                              :truncate
@@ -147,8 +146,7 @@
             do (set-code server "a.test" code)
                (is (eq outcome (ask-and-wait loop (list server) "a.test" +a+)))
                (is (eq :found (ask-and-wait loop (list server other) "a.test" +a+))))
-      (is (= 4 (length (name-server-asked server)))
-          "servers that have refused are not asked again"))))
+      (is (= 4 (length (name-server-asked server))) "refusing servers are not asked again"))))
 
 (test answers-truncated-over-tcp-are-a-servers-failure
   "They have no records, but do not show that the name has none: the next server is asked."

@@ -164,8 +164,7 @@
                                     :seconds 60)))
          (is (< (ns-seconds (- (monotonic-ns) start)) 20))
          (settle loop)
-         (is (>= (1+ descriptors) (os:open-descriptor-count))
-             "the socket of the abandoned attempt is closed"))))))
+         (is (>= (1+ descriptors) (os:open-descriptor-count)) "the abandoned socket is closed"))))))
 
 (test names-without-a-host
   "The resolver runs on another thread; its error for an impossible name is reported."

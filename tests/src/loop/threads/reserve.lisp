@@ -298,8 +298,7 @@ them as well."
                                   event-loop)))
              (push (drive-on event-loop (constantly nil) event-loop) ran)
              nil))
-      (is (null (drive-on event-loop (constantly t) event-loop))
-          "this thread does not run the loop")
+      (is (null (drive-on event-loop (constantly t) event-loop)) "another thread runs the loop")
       (launch-event-loop event-loop)
       (unwind-protect
            (progn

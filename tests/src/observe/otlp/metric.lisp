@@ -102,8 +102,7 @@
                                     append (map 'list #'data:number-data-point-value
                                                 (data:sum-data-points
                                                  (data:metric-sum metric))))))))
-    (is (null (sent-metrics (list (family-of :counter '()))))
-        "without points there is no request")))
+    (is (null (sent-metrics (list (family-of :counter '())))) "no points make no request")))
 
 (test the-resource-and-the-library-arrive
   (let* ((point (metrics::make-point :attributes '() :value 1))

@@ -101,8 +101,7 @@
                 (json-all "{'x':[{'y':[1,'\\u0041',null]}],'f3':1,'f16':'PINK'}"
                           :ignore-unknown t)))
   (is (equalp #(:red) (clgrpc.test:all-r16 (json-all "{'r16':['PINK','RED']}" :ignore-unknown t))))
-  (is (listp (json-refusal #'json-all "{'x':tru}" :ignore-unknown t))
-      "ignored values must be JSON"))
+  (is (listp (json-refusal #'json-all "{'x':tru}" :ignore-unknown t)) "the value must be JSON"))
 
 (test closed-enums-in-json
   (flet ((try (text)

@@ -29,8 +29,7 @@ message M { int32 a = 1; int32 b = 2 [features.field_presence = EXPLICIT];
       (is (eq :implicit (feature file :field-presence)))
       (is (eq :implicit (presence "M" "a")))
       (is (eq :explicit (presence "M" "b")))
-      (is (eq :implicit (presence "M" "N" "K" "c"))
-          "The feature is inherited through three messages."))
+      (is (eq :implicit (presence "M" "N" "K" "c")) "Three messages inherit the feature."))
     (is (eq :allow (feature message :json-format)) "Outer declarations do not inherit.")
     (is (eq :legacy-best-effort (feature inner :json-format)))
     (is (eq :legacy-best-effort

@@ -292,8 +292,7 @@ only on a connection older than the one that has sent GOAWAY."
                                                           :going-ns going-ns))))))))
   (let ((unseen (failure :unavailable :reach :server)) (perhaps (failure :unavailable)))
     (is (equal (list :fail unseen) (fails (retries-of nil :a) unseen :sendable nil)))
-    (is (equal (list :fail perhaps) (fails (retries-of nil :a) perhaps))
-        "a handler may have the call")))
+    (is (equal (list :fail perhaps) (fails (retries-of nil :a) perhaps)) "a handler may have it")))
 
 (test the-answered-attempt-has-the-call
   (let ((retries (retries-of (hedging) :a)))
