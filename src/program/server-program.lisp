@@ -60,7 +60,7 @@ GRPC_BINARY_LOG_FILTER selects, or all calls if that variable is not set."
     (let ((counted (or (first-of 'metrics:metrics own)
                        (and (or otlp metrics)
                             (metrics:make-metrics
-                             :exemplar (and (or otlp trace-sample) #'trace:trace-exemplar)
+                             :exemplar (and (or otlp trace-sample) 'trace:trace-exemplar)
                              :resource (otlp:resource-attributes '() #'sb-ext:posix-getenv))))))
       (remove-if (lambda (observer) (or (null observer) (member observer own)))
                  (list counted

@@ -141,13 +141,6 @@ FALLBACK is true if too few endpoints have a weight, so that they get calls in t
     "A call or connection of PEER was refused or ended because of OPTION, a keyword of the options
 table."))
 
-(defglobal **trusted-functions** '()
-  "Functions of clgrpc's own for users to give to observers. They signal no errors.")
-
-(defun trusted-p (function)
-  "True if observers may call FUNCTION, of a user, without a guard."
-  (member function **trusted-functions**))
-
 (defun make-observer (&rest functions)
   "Return an observer, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL. FUNCTIONS is a
 plist from the name of an observation to a function:

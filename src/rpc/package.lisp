@@ -36,6 +36,5 @@
    #:receive #:receive-by #:received-compressed-p #:refuse-to-wait #:reply #:retry-call
    #:retry-handler #:return-status #:room-p #:rpc-error-attempts #:rpc-error-stages
    #:schedule-callbacks #:send #:send-metadata #:stage-text #:takes-one-p #:time-remaining
-   #:trailer-fields #:**trusted-functions** #:trusted-p #:try-send #:uncharge #:verdict
-   #:verdict-error #:violation #:wait-for-call
+   #:trailer-fields #:try-send #:uncharge #:verdict #:verdict-error #:violation #:wait-for-call
    #:watch-room #:with-call #:with-user-code))

@@ -117,10 +117,10 @@ MISUSE for any other value."
 
 (defun exemplar-function (exemplar)
   "A function that calls EXEMPLAR, of MAKE-METRICS. If EXEMPLAR signals an error, or returns a value
-of another form, the returned function logs that and returns nil. EXEMPLAR itself if it is nil or
-trusted."
+of another form, the returned function logs that and returns nil. Nil if EXEMPLAR is nil; no guard
+if EXEMPLAR is a symbol with the property :TRUSTED."
   (let ((function (check-function exemplar ":exemplar")))
-    (if (or (null function) (rpc:trusted-p function))
+    (if (or (null function) (and (symbolp exemplar) (get exemplar :trusted)))
         function
         (lambda (call)
           (values (loop:guarding (:observer-error)

@@ -223,4 +223,4 @@ if its trace is not recorded: for :exemplar of MAKE-METRICS. From any thread."
       (let ((context (record-context record)))
         (list (cons "trace_id" (trace-id context)) (cons "span_id" (span-id context)))))))
 
-(pushnew #'trace-exemplar rpc:**trusted-functions**)
+(setf (get 'trace-exemplar :trusted) t) ; it signals no errors: see EXEMPLAR-FUNCTION of metrics
