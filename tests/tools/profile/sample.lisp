@@ -58,9 +58,8 @@
     (is (= 3 (profile::node-samples (profile::sums-root sums))))
     ;; nodes with just enough samples are shown
     (loop for (least count) in '((1 3) (2 0))
-          do (is (= count (length (cdr (assoc "children" (profile::node-data (profile::sums-root sums)
-                                                                             1 least)
-                                              :test #'equal)))))))
+          for data = (profile::node-data (profile::sums-root sums) 1 least)
+          do (is (= count (length (cdr (assoc "children" data :test #'equal)))))))
   (is (= 2 (profile::sums-samples (profile::sum-samples (recorded-samples) (symbolizer) 0
                                                         47548185000000)))
       "the last came later"))
