@@ -134,7 +134,7 @@ which that function runs."
   (queued-reply nil :type boolean)      ; RECEIVE will return the reply
   (reply nil)                           ; the answer of a method that answers once
   (unattended nil :type boolean)        ; no thread waits in the call's stub
-  (completions '() :type loop:completions) ; of that
+  (completions '() :type loop:completions) ; of the call, which is a future
   ;; the mailbox of messages for the client: see message-queue.lisp
   (client-mailbox nil :type (or null mailbox))
   (server-mailbox nil :type (or null mailbox)) ; the mailbox of messages for the handler

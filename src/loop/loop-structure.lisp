@@ -218,7 +218,7 @@ loop.")
 (defstruct (source (:constructor nil) (:copier nil))
   "An object that has a descriptor on a loop. Connections do not use the two functions."
   (loop nil :type event-loop)           ; the source's loop
-  (token 0 :type os:event-token)        ; 0 while LOOP watches no descriptor
+  (token 0 :type os:event-token)        ; 0 while LOOP does not watch the descriptor
   (on-event nil :type (or null function)) ; (source flags), called with each event
   (on-release nil :type (or null function))) ; (source), called when LOOP stops
 
@@ -355,7 +355,7 @@ since each boolean slot would take a word. Only one thread at a time may set any
   ;; UNSENT after the last read, unless there was other output before it; 0 after a flush
   (read-unsent 0 :type index)
   (account nil :type (or null account)) ; is charged for LEFTOVER and BUFFER
-  (kept 0 :type index)                  ; so much
+  (kept 0 :type index)                  ; the octets for which ACCOUNT is charged
   (discarded 0 :type index)             ; the octets read and dropped while it is being closed
   (timer nil :type (or null timer))     ; ends the wait for the peer while it is being closed
   (local-text nil :type (or null string))) ; see CONNECTION-LOCAL

@@ -238,10 +238,12 @@ events: 0 if LOOP has work, else the time when a timer is due, or nil."
  :turns, that it has made;
  :connections, that it has now;
  :lent and :lost, how often its baton was lent to user code, and how often another thread took it
- from there; :octets-received and :octets-sent, by its connections; :waited-ns, the time it has
- waited for events while it was timed; :spun-ns, the time it has waited without sleeping, in which
- it used a processor (spinning.lisp); :reserve, the reserve whose threads run it when its own
- cannot, or nil; :busy-threads and :idle-threads, of the reserve.
+ from there;
+ :octets-received and :octets-sent, by its connections;
+ :waited-ns, the time it has waited for events while it was timed;
+ :spun-ns, the time it has waited without sleeping, in which it used a processor (spinning.lisp);
+ :reserve, the reserve whose threads run it when its own thread cannot, or nil;
+ :busy-threads and :idle-threads, of the reserve.
 The counts may change while they are read. From any thread."
   (let* ((reserve (event-loop-reserve loop))
          (threads (if reserve (reserve-thread-count reserve) 0))

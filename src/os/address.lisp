@@ -68,7 +68,7 @@ MISUSE for any other text. An empty host means every IPv4 address."
     (number-to-text family address (if (= family +af-inet+) 4 8))))
 
 (defun address-network (address)
-  "The network that probably has the owner of ADDRESS, an internet address, as text. For IPv4
+  "The network that probably belongs to the owner of ADDRESS, an internet address, as text. For IPv4
 this is the address itself, even if it is mapped into IPv6 (RFC 4291 section 2.5.5). For IPv6 this
 is the network of 64 bits that one subscriber has (RFC 6177), or the address itself if the address
 is valid on one link only."

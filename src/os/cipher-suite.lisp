@@ -17,7 +17,8 @@ encryption or without ephemeral keys, and suites with a separate MAC, that is, w
 (defparameter *tls-1.3-names*
   '("TLS_AES_128_GCM_SHA256" "TLS_AES_256_GCM_SHA384" "TLS_CHACHA20_POLY1305_SHA256"
     "TLS_AES_128_CCM_SHA256" "TLS_AES_128_CCM_8_SHA256")
-  "All suites of TLS 1.3 (RFC 8446 appendix B.4). OpenSSL knows no other suite of TLS 1.3.")
+  "All suites of TLS 1.3 (RFC 8446 appendix B.4). No other name is accepted
+as one of TLS 1.3.")
 
 (defun tls-1.3-name-p (name)
   "True if NAME is the name of a cipher suite of TLS 1.3, not one of the form TLS_…_WITH_…, which

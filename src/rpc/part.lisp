@@ -79,7 +79,7 @@ runs of the callbacks."
 
 (defstruct (ending (:copier nil))
   "The outcome with which a call has ended, or will end."
-  (attempts 0 :type index) ; the number of attempts of a client's call that have begun
+  (attempts 0 :type index) ; of a call with failed attempts: how many have begun
   (failed '() :type list)               ; the elements of FAILED-ATTEMPTS, the newest first
   (outcome nil :type (or null outcome)) ; nil for :ok without text and details
   (trailers '() :type list)             ; the alist that a handler sends

@@ -24,7 +24,7 @@ the prefix."
 should not encode or decode it, since that takes long.")
 
 (defstruct (byte-buffer (:constructor make-byte-buffer (octets end &optional plain)) (:copier nil))
-  "A long message: A message: OCTETS, a value of BORROW-OCTETS, up to END."
+  "A long message: OCTETS, a value of BORROW-OCTETS, up to END."
   (octets (make-octets 0) :type octets) ; a vector of BORROW-OCTETS
   (end 0 :type index)                   ; the end of the message in OCTETS
   ;; for a message of ours: its size before it was compressed, or nil

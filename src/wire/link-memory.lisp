@@ -7,8 +7,7 @@
 ;;;;   taken, answers on their way to the loop (CHARGE-LINK).
 ;;;; - Measured when the link is read or flushed, and when more DATA is queued: tables and caches,
 ;;;;   open streams, queued DATA, incomplete header blocks, the data of another protocol
-;;;; (MEASURE-LINK);
-;;;;   leftovers of input, output, TLS (loop/io/connection-buffer.lisp).
+;;;;   (MEASURE-LINK); leftovers of input, output, TLS (loop/io/connection-buffer.lisp).
 ;;;;
 ;;;; An incomplete message counts with the memory that is allocated for it.
 ;;;;

@@ -20,8 +20,8 @@
 (defconstant +journal-idle-seconds+ 1/2
   "The time that the thread of a journal waits for more entries before it ends.")
 (defconstant +journal-pause-seconds+ 1/25
-  "After the thread of a journal has taken entries, it lets further ones gather for this time, unless
-the journal is half full: waking the thread costs as much as twenty lines.")
+  "After the thread of a journal has taken entries, it lets further ones gather for this time,
+unless the journal is half full: waking the thread costs as much as twenty lines.")
 
 (defstruct (journal (:copier nil))
   "A queue of entries and the thread that empties it."

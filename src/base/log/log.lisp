@@ -168,9 +168,9 @@ the argument, so the log shows only the class."
 has up to 36,000 characters, and a peer may cause an error with each call.")
 
 (defglobal **backtraces** (make-hash-table :test 'eq :synchronized t)
-  "A table from an event to a list: the time at which the event's present second began, and the
-number of its backtraces in that second. If several threads count an event at once, a count may be
-lost.")
+  "A table from an event to a list, which is replaced and never changed: the time at which the
+event's present second began, and the number of its backtraces in that second. If several threads
+count an event at once, a count may be lost.")
 
 (defun backtrace-due-p (event)
   "Count a backtrace of EVENT; return false if EVENT has already had the most backtraces for this

@@ -590,8 +590,8 @@ arguments with the same name the first is used. Return OPTIONS."
 
 (defun make-options (&rest arguments)
   "Return options for one end of a connection, with the values of the keyword ARGUMENTS and defaults
-for the rest. Signal MISUSE for a name that is not in the table or does not apply to both ends, and
-for a wrong value."
+for the rest. Signal MISUSE for a name that is not in the table or does not apply to such an end,
+and for a wrong value."
   (check-options :connection arguments)
   (fill-options (%make-options) arguments))
 

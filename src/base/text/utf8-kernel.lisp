@@ -26,8 +26,8 @@ ASCII."
 
 (define-kernel %narrow-sixteens ((from :sap) (to :sap) (count :count)) (wide)
     (:integers (here limit) :vectors (some others more both))
-    "Write COUNT 32-bit characters, at least 16, from FROM to TO as octets; return 0 if all are
-ASCII, else 1."
+    "Write COUNT 32-bit characters, at least 16, from FROM to TO as octets; stop before sixteen that
+are not all ASCII. Return 0 if all are ASCII, else 1."
   (inst mov wide 1)
   (inst xor here here)
   (inst lea limit (memory -16 count))
@@ -201,7 +201,7 @@ at a time while they are below U+0800. Return the numbers of characters read and
   (inst add here 8)
   (inst mov done next)
   (inst jmp LOOP)
-  FEW                                   ; the last eight characters, if all of them are ASCII
+  FEW                                   ; the last eight, if there are eight and all are ASCII
   (inst test done done)
   (inst jmp :z OUT)
   (inst cmp done here)
@@ -270,7 +270,7 @@ of characters written and octets read."
   (inst jmp :ne OUT)
   (inst lea mask (memory 0 next next))
   (inst and :dword mask 255)
-  (inst cmp mask leads)               ; each octet is shifted to its place
+  (inst cmp mask leads)               ; each 10xxxxxx follows a lead
   (inst jmp :ne OUT)
   (inst popcnt leads next)
   (inst mov mask next)

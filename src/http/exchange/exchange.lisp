@@ -18,8 +18,9 @@ functions run on the loop, except those marked otherwise."
   ;; (request count): charge REQUEST for COUNT more octets of its body; the value is as for BEGUN
   (hold nil :type function :read-only t)
   (whole nil :type function :read-only t) ; (request): the whole request has come
-  ;; for requests over HTTP/1.1 whose bodies the owner takes in parts: (request octets start end
-  ;; last): a part of the body, valid only during the call; LAST is true for the last part
+  ;; for requests over HTTP/1.1 whose bodies the owner takes in parts:
+  ;; (request octets start end last): a part of the body, valid only during the call; LAST is true
+  ;; for the last part
   (body nil :type (or null function) :read-only t)
   ;; (request): the peer takes octets of its answer
   (writable nil :type (or null function) :read-only t)
@@ -32,7 +33,7 @@ functions run on the loop, except those marked otherwise."
   ;; (request size function): call FUNCTION on the loop, after functions posted before; until then
   ;; SIZE more octets count as waiting. From any thread
   (post nil :type function :read-only t)
-  (posted nil :type function :read-only t) ; (request): its waiting octets. From any thread
+  (posted nil :type function :read-only t) ; (request): how many octets wait. From any thread
   (on-end nil :type function :read-only t) ; (request function): call FUNCTION at its end
   (peer nil :type function :read-only t) ; (request): the address of its peer
   (secure-p nil :type function :read-only t) ; (request): true if it has come over TLS
@@ -51,10 +52,10 @@ which runs on any thread."
   (chunk nil :type function :read-only t) ; (request octets): more of its body
   ;; (request whole): the answer's end; the answer is cut off unless WHOLE
   (end nil :type function :read-only t)
-  (unsent nil :type function :read-only t) ; (request): the answer's unsent octets
-  ;; for requests whose owner writes the answer itself: (request head more length): HEAD, an
-  ;; ANSWER-HEAD, with MORE, an alist of strings; the answer's body has LENGTH octets, nil if that
-  ;; is not known
+  (unsent nil :type function :read-only t) ; (request): how many octets of its answer are unsent
+  ;; for requests whose owner writes the answer itself:
+  ;; (request head more length): HEAD, an ANSWER-HEAD, with MORE, an alist of strings; the answer's
+  ;; body has LENGTH octets, nil if that is not known
   (head nil :type function :read-only t)
   ;; (request octets start end storable last): a part of the body, the last one if LAST. The octets
   ;; belong to the connection afterwards; STORABLE is as for HTTP2:SEND-DATA

@@ -144,8 +144,8 @@ function that signals an error."
 ;;; Heads
 
 (defun same-request-p (parser)
-  "True if the next response to PARSER belongs to a request with the same method as the newest
-response."
+  "True if the next response from PARSER belongs to a request with the same method as the newest
+response did."
   (string= (parser-last-request parser) (first (parser-requests parser))))
 
 (define-hot repeated-head-end ((parser parser) (octets octets) (start index) (end index))

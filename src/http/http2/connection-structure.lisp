@@ -211,7 +211,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (user nil)                            ; any object of the owner
   (next nil :type (or null stream))     ; the next stream in its chain of the table, or in the pool
   (ring-next nil :type (or null stream)) ; the next stream in the ring of writers
-  (ring-before nil :type (or null stream)) ; likewise
+  (ring-before nil :type (or null stream)) ; the stream before it in the ring
   (due nil :type (or null stream)) ; the next stream in the list of due WINDOW_UPDATEs
   (send-window 0 :type window)          ; octets of DATA that the peer still takes
   (receive-window 0 :type window)       ; how much the peer may still send

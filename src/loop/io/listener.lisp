@@ -24,7 +24,7 @@ more than the longest backlog.")
   (file nil :type list)                 ; the file of a unix socket, see LISTENING-FILE
   (loops '() :type list)                ; the loops that get the connections
   (on-accept nil :type function)        ; a function of (loop byte-channel peer)
-  (on-full nil :type function)          ; a function without arguments
+  (on-full nil :type function)          ; (): true if it has closed descriptors
   (max-connections 0 :type index)       ; the limit for all LOOPS together
   (pause nil :type (or null timer))     ; ends the pause, during which it is pending
   (quiet-until 0 :type nanoseconds)     ; no warning is logged before

@@ -202,7 +202,7 @@ CHECK-SECONDS        how often the files are checked, a real, by default 10; nil
                      reading takes longer than a tenth of a second, only connections that begin
                      afterwards use the new files. See RELOAD-CREDENTIALS
 ALPN                 with nil, no protocol is agreed on by ALPN. Use nil only for TCP-SERVER and
-  TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
+                     TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
 
 The environment variable GRPC_SSL_CIPHER_SUITES names the cipher suites of all TLS credentials, in
 place of the defaults. The variable is read with the files.

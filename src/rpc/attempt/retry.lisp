@@ -382,7 +382,7 @@ for a call that may have several attempts."
   (keep nil :type function :read-only t)
   ;; the machine's actions
   (go-on #'identity :type function :read-only t) ; (call): continue, perhaps without an attempt
-  (await nil :type function :read-only t) ; (call ns): call TELL-DUE in NS nanoseconds
+  (await nil :type function :read-only t) ; (call ns): call TELL-DUE in NS, not before
   (cancel nil :type function :read-only t) ; (call): stop waiting for any time
   (begin nil :type function :read-only t) ; (call): begin another attempt
   ;; (call): begin another attempt when the last stream is closed
