@@ -138,7 +138,8 @@ thread; end it with CLOSE-PEER."
  :LATENCY, the mean time to an answer in seconds, or nil;
  :STREAMS, begun by the pipeline;
  :QUEUED-ENTRIES, :QUEUED-OCTETS and :UNDER-WAY, the entries, octets and unanswered requests that
-the pipeline has now. From any thread."
+   the pipeline has now.
+From any thread."
   (let ((meter (peer-meter peer))
         (pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((meter-lock meter))

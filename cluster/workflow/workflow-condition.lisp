@@ -52,12 +52,12 @@ differ.")
 ended, or the attempt's time was over, and another worker has the task now or will get it; or the
 worker has reported another result before. Nothing was recorded.")
   (:session-lost :failed-precondition "The session has ended: no heartbeat of its worker has arrived
-  for the session's time. The tasks that it had claimed are given to others.")
+for the session's time. The tasks that it had claimed are given to others.")
   (:invalid-request :invalid-argument "The request is invalid: a name that is empty or has a /, a
 step that does nothing, a negative time.")
   (:too-large :invalid-argument "Something is larger than a limit allows.")
-  (:backlog-full :resource-exhausted "A limit of the number of workflows, claims, sessions, tasks or
-  watches is reached; try again later.")
+  (:backlog-full :resource-exhausted "A limit, such as that of workflows, of waiting claims or of
+the store's octets, is reached; try again later.")
   (:store-unavailable :unavailable "The store has not answered in time, or changed too often
 meanwhile. The request may have been done; it can be sent again unchanged.")
   (:changes-compacted :out-of-range "The store has compacted changes since the requested revision,

@@ -50,7 +50,7 @@ accepts, see MAX-RECEIVE-OCTETS of MAKE-ETCD.")
   (access-denied "The user may not do this, or is not known, or must authenticate first.")
   (space-exceeded "The store is full and takes no more until its operator makes room.")
   (not-found "No such user, role or member exists.")
-  (already-exists "A user, role or member of this name exists already.")
+  (already-exists "Such a user, role or member exists already.")
   (not-ready "etcd's state does not allow the request, for the reason in its text: a role is not
 granted, only the leader can do it, too few members have started, authentication is not enabled.")
   (not-obtained "The lock, or the leadership, could not be obtained in time, or the request was

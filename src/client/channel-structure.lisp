@@ -269,7 +269,7 @@ connection-set.lisp."
   ;; links that get no more calls, but still have calls under way
   (draining '() :type list)
   (proven nil :type boolean)            ; the last connection has worked
-  (useless 0 :type (integer 0 2))       ; useless connections in a row, 2 at most
+  (useless 0 :type (integer 0 2))       ; useless connections in a row, counted up to 2
   (back-off (make-back-off) :type back-off :read-only t) ; the back-off between attempts to connect
   (failure nil :type (or null string))  ; the text of the last failed attempt
   (failed-connects 0 :type (unsigned-byte 62))) ; how often all addresses have failed
@@ -298,7 +298,7 @@ one."
   (vetoes '() :type list)               ; the vetoes on the use of its connection, newest first
   ;; the state that follows from LINK-STATE and VETOES, which its balancer sees
   (state :idle :type connectivity)
-  (watchers '() :type list)             ; functions called when LINK-STATE changes
+  (watchers '() :type list)             ; called with the subchannel when LINK-STATE changes
   (listener nil :type (or null function)) ; the function that is called at each attempt's end, see
                                           ; ADD-LISTENER
   (breaker nil :type (or null breaker)) ; the circuit breaker, if the channel is guarded

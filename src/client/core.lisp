@@ -258,7 +258,7 @@ any thread."
         (t (leave-idle core))))
 
 (defun leave-idle (core)
-  "If needed, resolve the target of CORE, which is idle, again; connect to its servers."
+  "If needed, resolve the target of CORE, which is idle; connect to its servers."
   (dolist (call (waiting-calls core)) (begin-waiting core call))
   (begin-idle-watch core)
   (change-picker core :connecting nil)

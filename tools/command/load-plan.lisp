@@ -174,7 +174,7 @@ otherwise one empty message."
 
 (defun load-schedule (name option kind value start step end step-seconds max-seconds)
   "The schedule that the options with names --NAME… describe. A constant schedule has VALUE, the
-value of OPTION; if VALUE is nil, return nil."
+value of OPTION; it is nil if VALUE is."
   (flet ((number (value) (float value 1d0)))
     (cond ((eq :const kind)
            (when (or start step end max-seconds)

@@ -42,7 +42,7 @@ them now, in the caller's thread, and signal their error, or :deadline-exceeded.
         (core (client-call-core call))
         (identity (make-caller-identity credentials (rpc:outgoing-metadata call))))
     (when waiting
-      (when (zerop (client-call-born-ns call)) ; before the functions' time
+      (when (zerop (client-call-born-ns call)) ; so that the functions' time counts
         (setf (client-call-born-ns call) (loop:read-clock (core-loop core))))
       (when (core-methods core) (limit-time call))
       (take-identity call identity

@@ -1,11 +1,12 @@
 ;;;; A circuit breaker, which keeps calls away from a server of which too many calls fail. While a
 ;;;; breaker is closed it counts calls and failures over a window of time. When it has counted
-;;;; enough calls and too many of them have failed, it opens, and passes no calls for a while. After
-;;;; that time the breaker is half open and passes one call at a time, until a call has ended: after
-;;;; a success the breaker is closed, after a failure it is open again. A call counts as a success
-;;;; once its answer has begun, since a stream may last for days. If a trial has no answer within
-;;;; the time for which a breaker stays open, its later answer has no effect, and the next call
-;;;; becomes the trial: a trial without a deadline, at a server that hangs, would last for ever.
+;;;; enough calls and too large a part of them has failed, it opens, and passes no calls for a
+;;;; while. After that time the breaker is half open and passes one call at a time, until a call has
+;;;; ended: after a success the breaker is closed, after a failure it is open again. A call counts
+;;;; as a success once its answer has begun, since a stream may last for days. If a trial has no
+;;;; answer within the time for which a breaker stays open, its later answer has no effect, and the
+;;;; next call becomes the trial: a trial without a deadline, at a server that hangs, would last for
+;;;; ever.
 ;;;;
 ;;;; The window is cut into parts, of which the oldest is dropped when a new one begins. So the
 ;;;; counts cover between nine tenths of a window's time and the whole of it.

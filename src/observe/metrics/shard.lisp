@@ -86,7 +86,7 @@ them.")
   (role :server :type (member :server :client) :read-only t)
   ;; the value of grpc.target; nil for servers
   (target nil :type (or null string) :read-only t)
-  ;; the value of clgrpc.protocol for its calls; nil for calls by gRPC
+  ;; the value of clgrpc.protocol for its calls; nil without that attribute
   (protocol nil :type (or null string) :read-only t)
   (shard nil :read-only t)              ; the record's shard
   ;; records of methods, by number of method

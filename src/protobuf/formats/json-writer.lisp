@@ -289,7 +289,7 @@ type may have the name of a type with such a form, but other fields."
                     (t (append-fields output inner text-layout))))))))))
 
 (defun empty-message-p (message)
-  "True if MESSAGE has no fields present and its form in JSON is an object."
+  "True if MESSAGE has no fields, not even unknown ones, and its form in JSON is an object."
   (and (zerop (the index (serialized-size message)))
        (null (text-layout-form (json-text-layout (message-layout message))))))
 
