@@ -97,20 +97,28 @@ JOURNAL; then wake the thread of JOURNAL."
             (first (sb-thread:signal-semaphore (journal-wake journal)))))
     nil))
 
+(defun half-full-p (journal)
+  "True if half of what JOURNAL may hold, or more, waits."
+  (or (<= (ceiling (journal-limit journal) 2) (journal-count journal))
+      (<= (ash +journal-octets+ -1) (journal-octets journal))))
+
 (defun add-to-journal (journal entry &optional (octets (entry-octets entry)))
   "Queue ENTRY, which takes OCTETS, for the thread of JOURNAL, unless too many wait."
-  (flet ((add ()
-           (cond ((or (>= (journal-count journal) (journal-limit journal))
-                      (> (+ octets (journal-octets journal)) +journal-octets+))
-                  (incf (journal-dropped journal))
-                  nil)
-                 (t (push entry (journal-entries journal))
-                    (incf (journal-count journal))
-                    (incf (journal-octets journal) octets)))))
-    (declare (dynamic-extent #'add))
-    (call-with-journal journal #'add)
-    (when (= (journal-count journal) (ash (journal-limit journal) -1))
-      (sb-thread:signal-semaphore (journal-hurry journal)))))
+  (let ((hurry nil))
+    (flet ((add ()
+             (cond ((or (>= (journal-count journal) (journal-limit journal))
+                        (> (+ octets (journal-octets journal)) +journal-octets+))
+                    (incf (journal-dropped journal))
+                    nil)
+                   (t (let ((before (half-full-p journal)))
+                        (push entry (journal-entries journal))
+                        (incf (journal-count journal))
+                        (incf (journal-octets journal) octets)
+                        (setf hurry (and (not before) (half-full-p journal)))
+                        t)))))
+      (declare (dynamic-extent #'add))
+      (call-with-journal journal #'add)
+      (when hurry (sb-thread:signal-semaphore (journal-hurry journal))))))
 
 (defun call-when-written (journal function)
   "Call FUNCTION on the thread of JOURNAL once the consumer has handled the entries that wait now:
@@ -224,7 +232,7 @@ each write to the system. A write to a pipe is atomic up to this length (PIPE_BU
 processes that share a pipe do not mix.")
 
 (define-hot lasting-p (value &optional (depth fixnum 4)) boolean
-  "True if VALUE is small and will have the same text when it is printed later: an integer, a double
+  "True if VALUE is small and will have the same text when it is printed later: a fixnum, a double
 float, a keyword, T, NIL, a short simple string, or a list of at most 100 such values, DEPTH levels
 deep."
   (typecase value
@@ -266,7 +274,11 @@ to STREAM."
         (let ((before (buffer-end buffer)))
           (if (stringp entry)
               (append-text buffer entry)
-              (apply line buffer entry))
+              ;; a user's event of which no line can be made is lost alone
+              (handler-case (apply line buffer entry)
+                (error ()
+                  (setf (buffer-end buffer) before)
+                  (note-lost-entries :events 1))))
           (when (and (plusp before) (< +joined-octets+ (buffer-end buffer)))
             (write-until before))))
       (write-until (buffer-end buffer)))))
@@ -309,10 +321,9 @@ line are escaped. See FLUSH-LOG. Signal MISUSE for another level or format. From
         (let ((arguments (list (real-time-ns) level event plist)))
           ;; a thread that logs more than the journal's can write makes the lines itself, and so
           ;; is slower
-          (add-to-journal journal (if (and (< (journal-count journal) +deferred-lines+)
-                                           (lasting-p arguments))
-                                      arguments
-                                      (written (lambda (buffer)
+          (if (and (< (journal-count journal) +deferred-lines+) (lasting-p arguments))
+              (add-to-journal journal arguments (entry-octets plist))
+              (add-to-journal journal (written (lambda (buffer)
                                                  (apply line buffer arguments))))))))))
 
 (setf **line-function** (log-writer :level :error))

@@ -56,6 +56,13 @@
     (is (flush-log))
     (is (search "vector=#(1)" (get-output-stream-string stream)))))
 
+(test an-event-without-a-line-is-lost-alone
+  "The journal's thread makes the lines of several events at once; an error in one spares others."
+  (let ((before (lost-entries :events)))
+    (is (equal '("INFO good a=1" "INFO good a=2")
+               (text-lines '(:info :good :a 1) '(:info :bad :backtrace 5) '(:info :good :a 2))))
+    (is (= (1+ before) (lost-entries :events)))))
+
 (test peers-cannot-forge-lines
   "Text of a peer may have line ends, quotes and control characters."
   (is (equal '("WARNING goaway debug=\"a\\nERROR forged \\\"x\\\" \\x1b[31m\"")
