@@ -219,10 +219,11 @@ on."
              (ended-p (options)
                (multiple-value-bind (ended status) (posix '#:waitpid pid options)
                  (when (= pid ended)
-                   ;; one that a signal killed has left the rest to this one; another has said why
-                   (unless (or (zerop status) (posix '#:wifsignaled status))
-                     (forget-fasls systems)
-                     (quit 1))
+                   (cond ((zerop status))
+                         ;; this process compiles, and warns, in place of one that was killed
+                         ((posix '#:wifsignaled status) (forget-fasls (list beside)))
+                         (t (forget-fasls systems) ; it has printed the reason
+                            (quit 1)))
                    t)))
              (join (options)
                (when (and beside (ended-p options))
