@@ -95,6 +95,27 @@ ended after the grace."
     (is (equal '((1 :unavailable)) (statuses)))
     (is-true (memory:end-shut memory:*end*))))
 
+(test drain-of-a-connection-that-has-yet-to-speak
+  "If its first octets do not show the protocol, the connection has a second, also if it is drained
+again. Then it ends without an answer, or is drained by the protocol that further octets choose."
+  (dolist (goes-on '(nil t))
+    (with-server-loop (server-loop :options '(:preface-timeout-seconds 600)) (:ask #'double)
+      (answer-http server-loop)
+      (let ((link (connects server-loop)))
+        (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 3))
+        (drain server-loop)
+        (memory:passes 0.9)
+        (drain server-loop)
+        (memory:silent)
+        (is (null (wire::link-failure link)))
+        (cond (goes-on
+               (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 3))
+               (is (equal '(:settings :goaway :ping)
+                          (remove :window-update (mapcar #'first (memory:said))))))
+              (t (memory:passes 0.2)
+                 (memory:silent)
+                 (is (search "drained" (wire::link-failure link)))))))))
+
 ;;; What is done before and after
 
 (test functions-for-the-stop-may-come-during-it

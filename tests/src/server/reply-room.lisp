@@ -97,8 +97,8 @@ messages. Its own peer gets no more turns meanwhile, and owes the time that the 
       (is (= all (sb-thread:semaphore-count (server::timed-turns)))))))
 
 (test handlers-that-wait-for-a-turn-hold-no-room
-  "A handler whose method gives long answers, and that waits for a turn to decompress, of its peer or
-of all peers, releases the room for its answer meanwhile: a handler with a turn may wait for it."
+  "A handler whose method gives long answers, and that waits for a turn to decompress, of its peer
+or of all peers, releases the room for its answer meanwhile: a handler with a turn may wait for it."
   (let* ((budget (server::make-decompression-budget)) (entered nil) (before (promised-octets)))
     (with-probe (channel :server server :options '(:execution :blocking))
         (:ask (lambda (note call)

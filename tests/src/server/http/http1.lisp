@@ -339,10 +339,13 @@ end is cut off, and its peer gets an error."
     (with-plain-socket (socket (grpc:server-address server))
       (say-text socket "P")
       (wait-until (lambda ()
-                    (some (lambda (link) (loop:connection-unread-p (server::server-link-socket link)))
-                          (server-links server))))
+                    (some #'loop:connection-unread-p
+                          (mapcar #'server::server-link-socket (server-links server)))))
       (let ((stopping (in-thread (grpc:stop-server server :drain 9))))
-        (wait-until (lambda () (eq :draining (server::server-state server))))
+        ;; the drain has reached the link
+        (wait-until (lambda ()
+                      (member server::**draining-opening**
+                              (mapcar #'server::server-link-protocol (server-links server)))))
         (say-text socket (wire-text "OST /echo HTTP/1.1|Host: a|Content-Length: 0||"))
         (is-true (search "connection: close" (hear-all socket)))
         (is (eq t (sb-thread:join-thread stopping :timeout +patience+ :default nil))))))
