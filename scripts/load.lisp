@@ -242,7 +242,7 @@ on."
 otherwise."
   (let ((octets (sb-ext:bytes-consed-between-gcs)))
     (setf (sb-ext:bytes-consed-between-gcs)
-          (max octets (floor (sb-ext:dynamic-space-size) 8)))
+          (max octets (min (ash 1 28) (floor (sb-ext:dynamic-space-size) 8))))
     (unwind-protect (funcall function)
       (setf (sb-ext:bytes-consed-between-gcs) octets))))
 
