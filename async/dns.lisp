@@ -55,8 +55,9 @@ another. From any thread."
 
 (defun reverse-dns-lookup (address function &key event-cb (loop *event-loop*))
   "Look up the name of the host that has ADDRESS, a numeric address, without blocking the loop. Then
-call (FUNCTION host service) on LOOP; HOST is that name, SERVICE the name of port 0. If the address
-has no name, EVENT-CB gets a DNS-ERROR. Signal MISUSE if ADDRESS is not numeric. From any thread."
+call (FUNCTION host service) on LOOP; HOST is that name. SERVICE is a text without use, since an
+address has no port. If the address has no name, EVENT-CB gets a DNS-ERROR. Signal MISUSE if ADDRESS
+is not numeric. From any thread."
   (let* ((loop (the-loop loop))
          (octets (or (os:make-address address 0)
                      (misuse "~S is not a numeric address." address)))

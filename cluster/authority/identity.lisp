@@ -69,7 +69,7 @@ SUBJECT are values of CERTIFICATE-NAMES and CERTIFICATE-SUBJECT. From any thread
                                  (os:certificate-subject certificate)))))
 
 (defun within-image-p (call)
-  "True if CALL, or nil, was made in this image and not over a network."
+  "True if CALL is nil, or was made in this image and not over a network."
   (or (null call) (and (rpc:operate other-end call) t)))
 
 (defun call-identity (call)

@@ -38,7 +38,7 @@ request of any size."
            (<= (+ octets (pipe-octets pipe)) (peer-max-octets peer)))))
 
 (defun change-load (peer entries octets)
-  "Add ENTRIES and OCTETS to the sums of PEER's pipe; they may be negative. The caller holds the
+  "Add ENTRIES and OCTETS, which may be negative, to the sums of PEER's pipe. The caller holds the
 pipe's lock."
   (let ((pipe (peer-pipe peer)))
     (when (zerop (pipe-entries pipe)) (setf (pipe-since-ns pipe) (loop:world-now)))

@@ -231,7 +231,7 @@ loop."
   (setf (connection-set-links connection-set) (remove link (connection-set-links connection-set))))
 
 (defun linkless-p (connection-set)
-  "True if CONNECTION-SET, which is in use, has no link for calls."
+  "True if CONNECTION-SET has no link for calls and is not shut down."
   (not (or (connection-set-links connection-set)
            (eq :shutdown (connection-set-link-state connection-set)))))
 

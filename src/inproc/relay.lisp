@@ -191,8 +191,8 @@ callback for room wakes the relay."
         (values nil nil))))
 
 (defun attempt-fields (relay number view)
-  "The metadata of the attempt of RELAY after NUMBER other attempts. VIEW is its view for
-interceptors, or nil."
+  "The metadata of the attempt of RELAY after NUMBER other attempts. VIEW is the attempt's
+view for interceptors, or nil."
   (let ((fields (if view
                     (metadata-entries (attempt:attempt-request-metadata view))
                     (relay-fields relay))))

@@ -29,7 +29,7 @@
           append (list key value)))
 
 (defun log-default ()
-  "The level of the log; nil if the program has chosen a log itself: then begin no log."
+  "The default level of the log; nil, for no log, if the program has chosen a log itself."
   (and (member *log-function* (list 'log-errors #'log-errors)) :info))
 
 (defun without-program (arguments)

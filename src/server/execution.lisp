@@ -243,8 +243,8 @@ octets promised; nil if the heap has no room."
 ;;; both threads do this under the lock of the reserve, and note it in the call.
 
 (defun leaves-loop-p (call)
-  "True if the handler of CALL, which was to begin on the loop, begins on a reserve thread instead,
-because handlers of its method that have lost the loop still run."
+  "True if the handler of CALL, which was to begin on the loop, must begin on a reserve thread
+instead. The caller knows that handlers of its method that have lost the loop still run."
   (let ((route (server-call-route call)) (link (server-call-link call)))
     (if (eq :inline (route-execution route))
         (and (plusp (server-link-late link))

@@ -332,7 +332,7 @@ connections have not ended."
     options))
 
 (defun begin-listening (server address)
-  "A new listener of SERVER's on ADDRESS."
+  "Make SERVER listen on ADDRESS as well, and return the listener."
   (let ((listener (listen-for server address)))
     (push (cons (new-number) listener) (server-sockets server))
     (note-server-event server "listening on ~A" (loop:listener-address listener))

@@ -199,8 +199,8 @@ another reason, signal an error with that reason. From user code."
         (t (refuse-to-send call))))
 
 (define-hot (plainly-sendable-p :inline t) ((call wire-call) (outbound wire-outbound)) boolean
-  "True if a short message can be written to CALL's stream at once, after others. OUTBOUND is
-CALL's. On the loop."
+  "True if a short message can be written to CALL's stream at once: headers were sent, no message of
+another thread is on its way to the loop, and there is room. OUTBOUND is CALL's. On the loop."
   (and (wire-call-stream call)
        (null (call-status call))
        (marked-p call :headers)

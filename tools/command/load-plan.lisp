@@ -339,7 +339,7 @@ channels."
 (defun tell-disobeyed (config path)
   "Print on standard error which settings of CONFIG a load ignores for the method at PATH."
   (let ((texts (disobeyed-members config path)))
-    (when texts (tell "clgrpc load: of the service config, not obeyed: ~{~A~^; ~}" texts))))
+    (when texts (tell "clgrpc load ignores settings of the service config: ~{~A~^; ~}" texts))))
 
 ;;; The options in reports
 

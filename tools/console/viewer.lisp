@@ -20,7 +20,7 @@ passed.")
              "How long an update stream is kept without a viewer.")
 
 (defstruct (viewer (:constructor make-viewer (request)) (:copier nil))
-  "A viewer of the console."
+  "A page in a browser that shows the console, connected by a stream of events."
   ;; the viewer's response, of events, stays open
   (request nil :type exchange:http-request :read-only t)
   ;; the viewer has got all updates until now, except those that wait; only the console's thread

@@ -225,7 +225,7 @@ a backtrace follow, indented."
   "The characters of values that the line being made may still have.")
 
 (defun line-text (text limit)
-  "TEXT, cut to LIMIT characters or to the room left in the line."
+  "TEXT, cut to LIMIT characters or to the room left in the line, whichever is less."
   (let ((limit (max 0 (min limit *line-room*))))
     (decf *line-room* (+ 8 (min limit (length text)))) ; 8: quotation marks, a comma and so on
     (if (> (length text) limit)

@@ -348,8 +348,8 @@ For QUIET-PERIOD see QUIET-P."
 (defun fitting-nursery (octets share ns)
   "The new size for a nursery of OCTETS if collections take SHARE, a real, of the time, and one
 collection takes NS. Half the nursery at most doubles the share of time; the largest nursery reduces
-that share to a third; twice the nursery at most doubles the time of one collection. So after a
-change the size is stable."
+that share to a third; twice the nursery at most doubles the time of one collection. So a nursery
+that was doubled because its collections are short is not halved again at once."
   (let ((long (< +long-collection-ns+ ns)) (larger (< +nursery-octets+ octets)))
     (cond ((< 1/100 share)
            (cond ((and long (<= share 1/50)) octets)

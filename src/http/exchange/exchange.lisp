@@ -120,7 +120,7 @@ data are in the memo of MESSAGE. The data belong to the connection that has read
   (eq :begun (http-request-sending request)))
 
 (document-functions
-  http-request-p "True if the argument is a request, as the functions of HTTP handlers get."
+  http-request-p "True if the argument is an HTTP request, such as HTTP handlers get."
   http-request-method "The method of REQUEST, a string such as \"GET\"."
   http-request-target "The path of REQUEST and its query, as they were received, a string."
   http-request-body "The body of REQUEST, octets; without a body an empty vector. Valid only while

@@ -44,7 +44,8 @@ invalid, log this and return nil."
       (ignore-variable name value "must be an integer")))
 
 (defun read-milliseconds (name get-variable)
-  "The time in the variable NAME, in seconds, or nil."
+  "The time that the variable NAME gives in milliseconds, in seconds; nil if it is not set or
+wrong."
   (let ((value (variable-value name get-variable)))
     (and value (read-number name value 1/1000))))
 

@@ -152,7 +152,7 @@ the last one or, for messages, the result of merging."
                                     (t (last values)))))))
 
 (defun write-values (field values)
-  "Write VALUES of FIELD, as a serializer does."
+  "Write VALUES, all values of FIELD, packed if FIELD is packed."
   (if (and (field-descriptor-packed-p field) (repeated-p field))
       (write-wire-octets (field-descriptor-number field)
                          (with-octets-out ()

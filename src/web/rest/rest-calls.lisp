@@ -132,7 +132,8 @@ parameters are wrong."
      (- (wire:encoded-length encoded) wire:+prefix-octets+)))
 
 (defun raw-type (encoded)
-  "The type before ENCODED, a raw answer, and where the answer begins."
+  "Two values: the content type that stands in ENCODED before its raw answer, and the index in its
+octets at which the answer begins."
   (let* ((octets (wire:encoded-octets encoded))
          (start (+ wire:+prefix-octets+ +type-octets+))
          (end (+ start (u16be octets wire:+prefix-octets+))))
@@ -185,7 +186,8 @@ parameters are wrong."
           (t **raw-request-operations**))))
 
 (defun status-octets (status text details)
-  "The message for the end of a call with STATUS, TEXT and DETAILS, octets or nil."
+  "The octets of the message that ends a call with STATUS, TEXT and DETAILS, a serialized
+google.rpc.Status or nil."
   (status-answer (status:sent-code status details) text details))
 
 (defun http-status-of (call status)

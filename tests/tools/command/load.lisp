@@ -289,7 +289,7 @@ standard input."
                  \"loadBalancingConfig\": [{\"round_robin\": {}}]}")
         (is (equal '("OK" 4) codes))
         (is (= 0 code))
-        (is (search "not obeyed: healthCheckConfig" error-output))
+        (is (search "ignores settings of the service config: healthCheckConfig" error-output))
         (is (null (search "round_robin" error-output)) "which is obeyed")
         (is (one-line-p error-output)))
       (is (= 2 (second (try "{\"methodConfig\": [{\"name\": [{}], \"retryPolicy\": {
