@@ -2,9 +2,9 @@
 
 (in-package #:clgrpc.tests.balance)
 
-(defun outliers (fields)
+(defun outliers (fields &optional (child "round_robin"))
   (format nil "[{\"outlier_detection_experimental\":{\"interval\":\"1s\",
-          \"baseEjectionTime\":\"3s\",~A\"childPolicy\":[{\"round_robin\":{}}]}}]" fields))
+          \"baseEjectionTime\":\"3s\",~A\"childPolicy\":[{\"~A\":{}}]}}]" fields child))
 
 (defparameter *failure-percentage*
   "\"maxEjectionPercent\":50,\"failurePercentageEjection\":{\"threshold\":50,\"minimumHosts\":3,
@@ -196,6 +196,22 @@
           (tell 4 3)
           (is (= 3 (length (live core))))
           (is (= 1 (ejected core)) "it is the same server"))))))
+
+(test an-ejection-spares-closed-subchannels
+  "A subchannel that a former child policy has closed does not count for its server any more."
+  (with-core (core)
+    (update core (outliers *failure-percentage*) 1 2 3)
+    (bring core :ready 1 2 3)
+    (let ((closed (member-to core 3)))
+      (update core (outliers *failure-percentage* "least_request_experimental") 1 2 3)
+      (bring core :ready 1 2 3)
+      (is (eq :shutdown (client:subchannel-state closed)))
+      (end-calls (member-to core 1) :ok 10)
+      (end-calls (member-to core 2) :ok 10)
+      (end-calls (member-to core 3) :unavailable 10)
+      (elapse core 1)
+      (is (= 1 (ejected core)))
+      (is (null (client:subchannel-vetoes closed))))))
 
 (test a-new-config-keeps-the-clock
   "gRFC A50: the next look is when the interval, perhaps a new one, since the last look is over."
