@@ -578,7 +578,7 @@ status 415"
                          (gethash"
    "(or nil
                          (gethash")
-  ("on a client `authorization`, which call credentials give, is not logged either"
+  ("on a client `authorization` is not logged either"
    "logs" "entries-have-what-they-should"
    "src/observe/logs/binary.lisp" "(remove \"authorization\"" "(remove \"authorisation\""))
 
