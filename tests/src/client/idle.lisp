@@ -26,7 +26,7 @@
           "an idle channel is not watched")
       (let ((call (begin-ask core)))
         (is (eq :connecting (client:core-state core)))
-        (is (= 2 (puppet-asked puppet)) "the resolver is asked anew")
+        (is (= 2 (puppet-asked puppet)) "the resolver is asked again")
         (push-config puppet nil)
         (is (= 1 (length (client:core-subchannels core))))
         (is (null (grpc:call-status call)))))))

@@ -75,7 +75,7 @@
     (joined (loop for portion in (portions (wire text) size) append (feed parser portion)))))
 
 (defun status-of (text &rest arguments)
-  "The status of the error in TEXT, or nil if there is none; the same in any portions."
+  "The status of the error in TEXT, or nil without an error; the same however TEXT is divided."
   (flet ((status (size)
            (handler-case (progn (apply #'said text :size size arguments) nil)
              (http1-error (error)

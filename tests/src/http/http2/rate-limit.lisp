@@ -120,7 +120,7 @@ it does not. The peer has a call meanwhile if OPTIONS begin with true."
 
 (test pings-have-their-interval
   (is (null (pings-borne '(1000 1300 1600 1900 2200) t)))
-  ;; two strikes are allowed; the first PING on a connection with a call is none
+  ;; two strikes are allowed; the first PING on a connection with a call is not a strike
   (is (= 3 (pings-borne '(1000 1001 1002 1003 1004 1005) t)))
   (is (= 3 (pings-borne '(1000 1300 1600 1900 2200) nil)) "without calls the interval is two hours")
   (is (null (pings-borne '(1000 8200 15400 22600 29800) nil)))

@@ -113,7 +113,7 @@
   (loop for name in names collect (cdr (assoc name *baton-programs*))))
 
 (defun complaint-of (function)
-  "The text of the error that FUNCTION, which explores, signals; nil if there is none."
+  "The text of the error that FUNCTION signals while it explores, or nil without an error."
   (handler-case (progn (funcall function) nil)
     (error (error) (princ-to-string error))))
 
