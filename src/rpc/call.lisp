@@ -75,9 +75,10 @@ transports may add slots, else by MAKE-NAME."
                  (or (sb-ext:compare-and-swap (,(name "PARTS-~A") parts) nil new) new))))))))
 
 (defmacro define-own-part (part (prefix type &optional include) documentation &body slots)
-  "Define PART of a transport whose calls are of TYPE: the structure PREFIX-PART, which adds SLOTS
-to PART, or to INCLUDE, a structure by this macro; and its functions. CALL-PREFIX-PART and
-ENSURE-PREFIX-PART are as CALL-PART and ENSURE-PART; NEW-PREFIX-PART is the operation NEW-PART."
+  "Define the structure PREFIX-PART, the PART of a transport whose calls are of TYPE, and its
+functions. The structure adds SLOTS to PART or to INCLUDE, another structure that this macro has
+defined. CALL-PREFIX-PART and ENSURE-PREFIX-PART do what CALL-PART and ENSURE-PART do;
+NEW-PREFIX-PART is the operation NEW-PART."
   (flet ((own (control) (intern (format nil control prefix part)))
          (shared (control) (intern (format nil control part) '#:clgrpc.rpc)))
     (let ((structure (own "~A-~A")))
@@ -207,7 +208,7 @@ CLOSE-SEND."
           (or (sb-ext:compare-and-swap (parts-wait-queue parts) nil new) new)))))
 
 (define-hot ring-in-turn ((wait-queue wait-queue)) null
-  "See NOTIFY; WAIT-QUEUE is the call's."
+  "Wake the threads that sleep in WAIT-QUEUE, a call's, at the time that NOTIFY describes."
   (let ((loop (loop:held-loop)))
     (cond ((null loop) (ring wait-queue))
           ((not (wait-queue-ringing wait-queue))
@@ -226,8 +227,8 @@ other calls."
   nil)
 
 (define-hot (notify-sleeper :inline t) ((call call)) null
-  "As NOTIFY, for threads that run no loop, after an atomic operation. It costs hardly anything if
-no thread sleeps."
+  "Do what NOTIFY does, on a thread that runs no loop, after an atomic operation. It costs hardly
+anything if no thread sleeps."
   (let* ((parts (call-parts call))
          (wait-queue (and parts (parts-wait-queue parts))))
     (when (and wait-queue (plusp (wait-queue-sleepers wait-queue))) (ring wait-queue)))
@@ -242,7 +243,7 @@ no thread sleeps."
   nil)
 
 (defun refuse-to-wait (call)
-  "Signal an error, since this thread, which runs a loop, cannot wait for CALL: no other thread can
+  "Signal an error, because this thread runs a loop and cannot wait for CALL: no other thread can
 run the loop."
   (error (make-rpc-error
           ;; the reserve belongs to the server whose handler waits, so the error names that
@@ -265,7 +266,7 @@ a loop and no other thread is left to run it."
 
 (defun park (call ready-p &optional (leave-p (constantly nil)))
   "Sleep in CALL's wait queue until (funcall READY-P CALL) is true or CALL has ended; return the
-last value of READY-P. LEAVE-P is called at each wake-up as well; PARK also returns when it is
+last value of READY-P. LEAVE-P is also called at each wake-up, and PARK returns when LEAVE-P returns
 true."
   (declare (type function ready-p leave-p))
   (let* ((wait-queue (ensure-wait-queue call))
@@ -282,7 +283,8 @@ true."
 ;;; The queue of messages that arrived
 
 (defconstant +batch-prefix-octets+ 5
-  "The octets before each message in a batch, the prefix of gRPC: 0, and 4 octets of its length.")
+  "The length of gRPC's prefix, which precedes each message in a batch: the octet 0, and the
+message's length in 4 octets.")
 
 (define-hot charged-batch ((call call) item (size index)) batch
   "Return a batch of ITEM, of SIZE octets, and charge CALL with it. On CALL's loop."
@@ -317,12 +319,12 @@ return false if OCTETS do not fit. BARE is as for ADD-TO-BATCH."
   nil)
 
 (defconstant +shortest-batch+ 512
-  "The least octets of the second batch of a read.")
+  "The minimum length, in octets, of the second batch of a read.")
 
 (define-hot open-batch ((call call) (full (or null batch)) (need index) (longest index)) batch
   "Open a batch of CALL with room for NEED octets and return it. The first batch of a read is as
-long as its message. Each further batch is about twice as long as the batch before, FULL, which is
-queued; but at most LONGEST, or as long as its message if that is longer."
+long as its message. Each further batch is about twice as long as FULL, the batch before, which is
+queued. A further batch has at most LONGEST octets, or the length of its message if that is longer."
   (let* ((length (if full
                      (max need +shortest-batch+
                           (min longest (* 2 (- (batch-size full) +batch-octets+))))
@@ -402,7 +404,8 @@ call this."
   nil)
 
 (define-hot (through :inline t) ((filter (or null function)) message) t
-  "MESSAGE changed by FILTER, a function of FILTER-MESSAGES or nil."
+  "The value of FILTER, a function given to FILTER-MESSAGES, for MESSAGE; MESSAGE itself if FILTER
+is nil."
   (if filter (funcall filter message) message))
 
 (define-hot (filtered :inline t) ((call call) message) t
@@ -480,7 +483,7 @@ CALL had ended already. On CALL's loop."
     (and ending (ending-outcome ending))))
 
 (defun whole-status (call ending)
-  "As FINAL-STATUS; ENDING is CALL's."
+  "Return the values of FINAL-STATUS for CALL, which has ENDING."
   (let ((outcome (ending-outcome ending)))
     (values (call-status call)
             (if outcome (outcome-message outcome) "")
@@ -526,9 +529,9 @@ thread."
     (and ending (reverse (ending-failed ending)))))
 
 (defun call-trailers (call)
-  "On a client the trailing metadata of CALL, an alist, nil before CALL has ended. In a handler the
-trailers that CALL will send, SETFable; signal MISUSE for metadata that cannot be sent, or if CALL
-has been answered and other code than CALL's sets them. From any thread."
+  "On a client: the trailing metadata of CALL, an alist; nil before CALL has ended. In a handler:
+the trailers that CALL will send, which SETF changes. SETF signals MISUSE for metadata that cannot
+be sent, or if CALL has been answered and other code than CALL's sets them. From any thread."
   (let ((ending (call-ending call)))
     (cond ((null ending) '())
           ((plusp (length (ending-trailer-fields ending)))

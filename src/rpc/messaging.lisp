@@ -28,15 +28,16 @@ MESSAGE is not of the type that CALL's method sends."
 queued: see TRY-SEND and ON-WRITABLE. Return nil without sending if the peer has ended the call with
 :ok. Signal the call's RPC-ERROR if it has ended with another status, and MISUSE after CLOSE-SEND.
 COMPRESS matters if CALL has a CALL-COMPRESSION. With :auto, MESSAGE is compressed if it is long
-enough and compression shortens it; with t, always. With nil, MESSAGE is sent uncompressed: choose
-this if MESSAGE has a secret next to text that an attacker may have chosen. Call this from any
-thread, but CALL is not locked: threads that send on one call must do so one after the other."
+enough and compression shortens it; with t, it is always compressed. With nil, MESSAGE is sent
+uncompressed: choose nil if MESSAGE has a secret next to text that an attacker may have chosen. Call
+this from any thread, but CALL is not locked: threads that send on one call must do so one after the
+other."
   (check-call call)
   (operate send call (outgoing call message) t compress))
 
 (defun try-send (call message &key (compress :auto))
-  "As SEND, but never wait: if CALL's send budget is used up, return nil and do not send MESSAGE.
-From any thread, as SEND."
+  "Do what SEND does, but never wait: if CALL's send budget is used up, return nil and do not send
+MESSAGE. From any thread, as for SEND."
   (check-call call)
   (operate send call (outgoing call message) nil compress))
 
@@ -317,8 +318,8 @@ by its client or its deadline, do nothing. From any thread."
   "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS a list of
 messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL).
 This is for handlers that have returned their call. If CALL has ended already, do nothing. Signal
-MISUSE for invalid arguments, and for :ok if CALL has one answer, which only REPLY sends; both even
-after REPLY or the end of CALL. From any thread."
+MISUSE for invalid arguments, and for :ok if CALL has one answer, which only REPLY sends; both
+errors are signalled even after REPLY or the end of CALL. From any thread."
   (check-call call)
   (status-code status)
   (check-metadata trailers)

@@ -75,7 +75,7 @@ runs of the callbacks."
   (on-ended '() :type list))            ; functions of ON-END
 
 (defconstant +most-failed-attempts+ 32
-  "The most failed attempts of a call that are remembered.")
+  "The maximum number of failed attempts that a call remembers.")
 
 (defstruct (ending (:copier nil))
   "The outcome with which a call has ended, or will end."

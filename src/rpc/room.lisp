@@ -17,8 +17,8 @@
 (in-package #:clgrpc.rpc)
 
 (defconstant +long-octets+ 65536
-  "The most octets of a message for which no room in the heap is promised: the number of calls
-bounds the memory of such messages.")
+  "The maximum length, in octets, of a message for which no room in the heap is promised, because
+the number of calls bounds the memory of such messages.")
 
 (defconstant +room-look-ns+ 4000000
   "The interval, in nanoseconds, at which the thread that has the turn looks for room.")

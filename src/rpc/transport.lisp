@@ -197,7 +197,7 @@ began, by its loop's clock if it is on the wire.")
     "While an observer is called for a message: the message's octets on the wire if it is
 compressed, or t if that number is not known yet; nil if the message is not compressed.")
   (receive-limit (call) (:default #'no-limit)
-    "The most octets that a message for the call may have.")
+    "The maximum length, in octets, of a message for the call.")
   (repeats (call) (:thread :loop :end :client :default #'no-repeats)
     "Four values for a call that has just ended: its numbers of retries, of hedges, and of attempts
 repeated because their server had not seen them; and the nanoseconds in which no attempt ran.")

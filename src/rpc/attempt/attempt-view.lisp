@@ -27,8 +27,8 @@
 (declaim (sb-ext:freeze-type attempt))
 
 (document-functions
-  attempt-call "The call of which ATTEMPT is an attempt. Interceptors may use its values
-(CALL-VALUE), too. From any thread."
+  attempt-call "The call of which ATTEMPT is an attempt. Interceptors may also use its values
+(CALL-VALUE). From any thread."
   attempt-number "The number of earlier attempts of ATTEMPT's call, as in
 grpc-previous-rpc-attempts; a transparent retry has the number of the attempt that it repeats. From
 any thread."
@@ -46,8 +46,8 @@ From any thread.")
 
 (defun attempt-request-metadata (attempt)
   "The metadata that ATTEMPT sends, an alist; at first the metadata given by the call's user.
-SETFable by an interceptor; signal MISUSE for an alist that cannot be sent, or if the metadata were
-sent already. Call it from the interceptor's thread."
+Interceptors may set it by SETF, which signals MISUSE for an alist that cannot be sent, or if the
+metadata were sent already. Call it from the interceptor's thread."
   (attempt-headers attempt))
 
 (defun (setf attempt-request-metadata) (metadata attempt)
@@ -106,9 +106,9 @@ in BODY is logged."
 
 (defun intercept-attempt (attempt interceptors)
   "Call INTERCEPTORS, functions, with ATTEMPT, which is about to be sent to its server. Return nil,
-or the RPC-ERROR with which ATTEMPT fails: an interceptor has signalled this error, or another one,
-for which this RPC-ERROR was made. Called on the thread where the transport begins attempts: the
-loop's or, in process, the caller's."
+or the RPC-ERROR with which ATTEMPT fails: the RPC-ERROR that an interceptor has signalled, or a new
+one if an interceptor has signalled another error. Called on the thread where the transport begins
+attempts: the loop's or, in process, the caller's."
   (block intercepting
     (guarding-attempt (attempt)
       (handler-bind ((rpc-error (lambda (error)

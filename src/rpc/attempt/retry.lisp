@@ -73,9 +73,9 @@ off."
 ;;; Pushback
 
 (defun parse-pushback (text)
-  "The value TEXT of grpc-retry-pushback-ms: the nanoseconds to wait, or :NEVER if it is negative or
-not a 32-bit integer without leading zeros. If the attempt has ended without a pushback, TEXT and
-the value are nil."
+  "Return the nanoseconds to wait that TEXT, the value of grpc-retry-pushback-ms, requests; :NEVER
+if TEXT is negative or not a 32-bit integer without leading zeros; nil if TEXT is nil, because the
+attempt has ended without a pushback."
   (let ((number (and text (<= (length text) 10) (parse-integer text :junk-allowed t))))
     (cond ((null text) nil)
           ((and number
@@ -96,8 +96,9 @@ the value are nil."
   (/ (config:throttling-max-tokens (throttle-throttling throttle)) 1000))
 
 (defun current-throttle (throttle config)
-  "The throttle for CONFIG, a SERVICE-CONFIG or nil: nil if CONFIG has no throttling; THROTTLE, a
-throttle or nil, if it has the limits of CONFIG; else a new throttle with all its tokens."
+  "Return the throttle for CONFIG, a SERVICE-CONFIG or nil; nil if CONFIG has no throttling. This is
+THROTTLE, a throttle or nil, if it has the limits of CONFIG, else a new throttle with all its
+tokens."
   (let ((throttling (and config (config:service-config-throttling config))))
     (cond ((null throttling) nil)
           ((and throttle (equalp throttling (throttle-throttling throttle))) throttle)
@@ -198,7 +199,7 @@ nanoseconds in which no attempt was under way."
             (idle-until retries now))))
 
 (defun idle-until (retries now)
-  "The nanoseconds, until NOW, for which the call of RETRIES has waited for the time of another
+  "The nanoseconds that the call of RETRIES has spent, until NOW, waiting for the time of its next
 attempt while no attempt was under way."
   (+ (retries-idle-ns retries)
      (if (and (retries-awaited retries) (null (retries-running retries)))
@@ -208,7 +209,7 @@ attempt while no attempt was under way."
 ;;; Attempts begin
 
 (defun more-p (retries)
-  "True if RETRIES allow another attempt, provided that the throttle does."
+  "True if RETRIES allow another attempt; the throttle may still forbid it."
   (and (not (retries-over retries))
        (< (retries-issued retries) (retries-limit retries))))
 
@@ -327,7 +328,7 @@ on that connection, else nil."
        (not (throttled-p throttle))))
 
 (defun next-wait-ns (retries failure chance)
-  "How long, in nanoseconds, RETRIES wait before the attempt after FAILURE."
+  "The nanoseconds for which RETRIES wait before the attempt after FAILURE."
   (cond ((attempt-failure-pushback failure)
          (setf (retries-waits retries) 0)
          (attempt-failure-pushback failure))

@@ -15,8 +15,9 @@
 (in-package #:clgrpc.calling)
 
 (defconstant +least-client-loops+ 4
-  "The default of MAX-CLIENT-LOOPS on a machine with few processors: even on one processor, a caller
-that drives a loop which no other channel uses saves two thread switches per call.")
+  "The default of MAX-CLIENT-LOOPS on a machine with few processors. It exceeds 1 because, even on
+one processor, a caller that drives a loop which no other channel uses saves two thread switches per
+call.")
 
 (defconstant +most-client-loops+ 16
   "The default of MAX-CLIENT-LOOPS on a machine with many processors. An idle loop costs 0.1 MB, and
@@ -49,7 +50,7 @@ a sleeping thread that makes each garbage collection 30 µs longer.")
 (defglobal **client-loops-lock** (sb-thread:make-mutex :name "clgrpc client loops"))
 
 (defun client-loop-limit (options)
-  "The most client loops that OPTIONS of a channel allow."
+  "The maximum number of client loops that OPTIONS, a channel's, allow."
   (let ((limit (options-max-client-loops options)))
     (if (zerop limit)
         (max +least-client-loops+
@@ -57,7 +58,7 @@ a sleeping thread that makes each garbage collection 30 µs longer.")
         limit)))
 
 (defun add-client-loop ()
-  "Return a new client loop, which runs. The caller holds the lock of all client loops."
+  "Return a new client loop, which runs. The caller must hold the lock of all client loops."
   (let* ((reserve (if (client-loops)
                       (client-loop-reserve (first (client-loops)))
                       (loop:make-reserve)))
@@ -67,13 +68,13 @@ a sleeping thread that makes each garbage collection 30 µs longer.")
     (first (push (make-client-loop event-loop reserve) (loop:world-client-loops loop:*world*)))))
 
 (defun least-used-loop ()
-  "The client loop that has the fewest channels, or nil. The caller holds the lock of all client
-loops."
+  "Return the client loop that has the fewest channels; nil if no client loop exists. The caller
+must hold the lock of all client loops."
   (first (sort (copy-list (client-loops)) #'< :key #'client-loop-channels)))
 
 (defun choose-client-loop (options)
-  "The client loop for a new channel with OPTIONS that may use any loop. The caller holds the lock
-of all client loops."
+  "Return the client loop for a new channel that has OPTIONS and may use any loop. The caller must
+hold the lock of all client loops."
   (let ((least (least-used-loop)))
     (if (or (null least)
             (and (plusp (client-loop-channels least))
@@ -82,13 +83,13 @@ of all client loops."
         least)))
 
 (defun find-group (client-loop pool-key)
-  "The group of the channels with POOL-KEY on CLIENT-LOOP, or nil. The caller holds the lock of all
-client loops."
+  "Return the group of the channels with POOL-KEY on CLIENT-LOOP; nil if it has no such channel. The
+caller must hold the lock of all client loops."
   (find pool-key (client-loop-groups client-loop) :key #'group-key :test #'equal))
 
 (defun join-group (client-loop pool-key make-pool)
   "Count one more channel with POOL-KEY on CLIENT-LOOP and return the pool that its group shares.
-The caller holds the lock."
+The caller must hold the lock of all client loops."
   (let ((group (or (find-group client-loop pool-key)
                    (first (push (make-group pool-key (funcall (the function make-pool) pool-key))
                                 (client-loop-groups client-loop))))))
@@ -96,7 +97,7 @@ The caller holds the lock."
     (group-pool group)))
 
 (defun acquire-client-loop (options &optional pool-key make-pool)
-  "Return the event loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP. POOL-KEY, a
+  "Return the event loop that a new channel with OPTIONS uses until RELEASE-CLIENT-LOOP. POOL-KEY, a
 list, is for a channel that shares connections: channels with EQUAL keys have the same loop. The
 second value is the pool that such channels share, which MAKE-POOL has made from the POOL-KEY of the
 first channel. If OPTIONS is :TIMERS, the loop is for the timers of a channel within the image."
@@ -116,7 +117,7 @@ first channel. If OPTIONS is :TIMERS, the loop is for the timers of a channel wi
                   (and pool-key (join-group client-loop pool-key make-pool)))))))
 
 (defun leave-client-loop (client-loop pool-key)
-  "Note that one use of CLIENT-LOOP has ended, as RELEASE-CLIENT-LOOP does. The caller holds the
+  "Note that one use of CLIENT-LOOP has ended, as RELEASE-CLIENT-LOOP does. The caller must hold the
 lock of all client loops."
   (if (eq :timers pool-key)
       (decf (client-loop-timers client-loop))
@@ -127,9 +128,9 @@ lock of all client loops."
                 (remove group (client-loop-groups client-loop)))))))
 
 (defun release-client-loop (event-loop &optional pool-key)
-  "Undo ACQUIRE-CLIENT-LOOP with POOL-KEY, or with :TIMERS, which has returned EVENT-LOOP. End the
-loop if it has no users left, and the reserve if this was the last loop. Do not call this on the
-loop."
+  "Undo the call of ACQUIRE-CLIENT-LOOP, with POOL-KEY or with :TIMERS, that has returned
+EVENT-LOOP. End the loop if it has no users left, and the reserve if this was the last loop. Do not
+call this on the loop."
   (let ((world (loop:event-loop-world event-loop)))
     (multiple-value-bind (unused reserve)
         (sb-thread:with-mutex (**client-loops-lock**)

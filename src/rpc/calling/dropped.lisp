@@ -50,9 +50,9 @@ which must then run them or make a thread for them."
 (defun when-dropped (channel target function)
   "Call FUNCTION when the collector has found that CHANNEL, a channel to TARGET, has no references.
 FUNCTION must not refer to CHANNEL. If FUNCTION returns true, the log gets a warning that CHANNEL
-was not closed. Return true; false in a simulated world, where FUNCTION is never called: there the
-collector would make results depend on chance, since it runs at any time, in parallel with the
-thread that has its turn."
+was not closed. Return true. In a simulated world return false and never call FUNCTION, because the
+collector runs at any time, in parallel with the thread that has its turn, and results would depend
+on chance."
   (declare (type function function))
   (flet ((end ()
            (when (funcall function)

@@ -33,8 +33,8 @@ accept, or invalid call credentials."
   nil)
 
 (defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
-  "The least deadline, in nanoseconds: ten seconds after the machine's start. A smaller number is
-probably a time in seconds since 1900 or 1970, given by mistake.")
+  "The earliest valid deadline, in nanoseconds: ten seconds after the machine's start. A smaller
+number is probably a time in seconds since 1900 or 1970, given by mistake.")
 
 (define-hot (earlier-deadline :inline t) ((a deadline) (b deadline)) deadline
   "The earlier of two deadlines, each of which may be 0 for no deadline."

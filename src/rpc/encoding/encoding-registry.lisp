@@ -140,9 +140,9 @@ function that writes."
 
 ;;; Registration
 
-(defconstant +encoding-characters+ 24 "The longest name of an encoding.")
-(defconstant +most-encodings+ 12 "The most encodings that can be registered; headers name all of
-them.")
+(defconstant +encoding-characters+ 24 "The maximum length of an encoding's name, in characters.")
+(defconstant +most-encodings+ 12 "The maximum number of registered encodings. It is small because
+headers name all of them.")
 
 (defun encoding-text-for (name)
   "The text in headers for NAME, a keyword. Signal MISUSE if NAME cannot be the name of an
@@ -173,7 +173,7 @@ and return the encoding. From any thread."
                    (encoding-beginner known) (encoding-beginner new))
              (return known))
             ((<= +most-encodings+ (length old))
-             (misuse "~D compressions are registered already, the most that can be."
+             (misuse "~D compressions are registered already, which is the maximum."
                      +most-encodings+))
             ((eq old (sb-ext:compare-and-swap (symbol-value '**encodings**) old
                                               (append old (list new))))

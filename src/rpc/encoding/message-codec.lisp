@@ -23,7 +23,7 @@
 
 (defglobal **codecs** (make-hash-table :test 'equalp :synchronized t)) ; by name
 
-(defconstant +codec-characters+ 32 "The longest name of a codec.")
+(defconstant +codec-characters+ 32 "The maximum length of a codec's name, in characters.")
 
 (defun codec-name-p (name)
   "True if NAME may be the name of a codec."
@@ -70,8 +70,8 @@ invalid name, and for \"proto\". From any thread."
     name))
 
 (defun find-codec (name)
-  "The codec that is registered as NAME, a string in upper or lower case, or nil. With nil, a second
-value is true if NAME could be registered later. From any thread."
+  "The codec that is registered as NAME, a string in upper or lower case, or nil. If the value is
+nil, a second value is true if NAME could be registered later. From any thread."
   (or (gethash name **codecs**)
       (values nil (codec-name-p (string-downcase name)))))
 

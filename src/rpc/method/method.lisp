@@ -122,8 +122,9 @@ is no such channel. The in-process channel has a method. From any thread.")
 
 (defmacro with-bindings-lock (() &body body)
   "Evaluate BODY under the lock that the compiler, the loader and CLOS hold during definitions, so
-that no other thread changes the BINDINGs of handlers. The holders of that lock call this code, so a
-second lock might be taken in another order elsewhere."
+that no other thread changes the BINDINGs of handlers. No lock of our own is used, because it could
+cause a deadlock: the compiler, the loader and CLOS call this code while they hold their lock, and
+other code could take the two locks in the opposite order."
   `(sb-c::with-world-lock () ,@body))
 
 (defun refuse-argument-count (function count)
@@ -203,7 +204,7 @@ call). Later changes of FUNCTION's methods do not affect it."
       (setf (binding-function binding) (effective-function function (binding-class binding))))))
 
 (defun service-idle-p (service)
-  "True if SERVICE has methods, all of them with generated code, but no handler for any."
+  "True if SERVICE has methods, all of them with generated code, but no handler for any of them."
   (let ((methods (service-methods service)))
     (flet ((handled-p (method)
              (let* ((name (rpc-method-function-name method))
@@ -302,7 +303,7 @@ instance of the class of its second argument."
 ;;; Definition
 
 (defconstant +most-numbers+ 10000
-  "The most paths that get a number.")
+  "The maximum number of paths that get a number.")
 
 (defglobal **numbers** (make-hash-table :test 'equal :synchronized t)) ; of paths
 

@@ -29,8 +29,8 @@
 
 (defun refuse-text (what kind text test)
   "Signal MISUSE, since TEXT, the part WHAT of metadata, is not a string or has a character for
-which TEST is false; KIND describes valid texts. The error does not show TEXT: it may be secret,
-such as a token that was read with the end of its line, or given in place of the name."
+which TEST is false; KIND describes valid texts. The error does not show TEXT, because TEXT may be
+secret, such as a token that was read with the end of its line, or given in place of the name."
   (if (stringp text)
       (let ((at (position-if-not test text)))
         (misuse "~A must be ~A, but has ~:[no characters~;~:*~S at ~D of ~D~]."

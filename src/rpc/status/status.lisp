@@ -45,8 +45,8 @@ cancellation, a limit) or :transport (the connection)."
 safe to repeat the call.")
 
 (defconstant +reported-characters+ 4000
-  "The most characters of a peer's text in the report of an error: the longest text that this
-library's servers send.")
+  "The maximum number of characters of a peer's text in the report of an error; this library's
+servers send no longer text.")
 
 (defun report-rpc-error (condition stream)
   "Print CONDITION as one line, with any text of the peer in its message."

@@ -6,7 +6,7 @@
 (in-package #:clgrpc.topic)
 
 (defconstant +first-pause-seconds+ 1/4 "A follower's wait after one failure, in seconds.")
-(defconstant +most-pause-seconds+ 5 "The longest wait, after many failures, in seconds.")
+(defconstant +most-pause-seconds+ 5 "A follower's maximum wait, after many failures, in seconds.")
 
 (defparameter *passing-statuses* '(:unavailable :cancelled :resource-exhausted)
   "Statuses after which a stream may be requested again: the server cannot be reached, or drains, or

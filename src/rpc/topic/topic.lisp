@@ -134,7 +134,7 @@ empty."
 
 (defun end-instead (subscription status text)
   "End SUBSCRIPTION's call with STATUS and TEXT instead of sending the messages in the queue. The
-caller holds the subscription's lock."
+caller must hold the subscription's lock."
   (clear-fifo (subscription-queue subscription))
   (setf (subscription-count subscription) 0
         (subscription-cut subscription) t
@@ -241,7 +241,8 @@ meanwhile."
 
 (defun put-in-queue (topic subscription message)
   "Add MESSAGE to the queue of SUBSCRIPTION to TOPIC. Return the number of messages dropped for
-MESSAGE; or :slow if the queue has no room and the call must end. The caller holds TOPIC's lock."
+MESSAGE; or :slow if the queue has no room and the call must end. The caller must hold TOPIC's
+lock."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (let ((queue (subscription-queue subscription))
           (full (<= (subscription-limit subscription) (subscription-count subscription))))
@@ -269,7 +270,7 @@ MESSAGE; or :slow if the queue has no room and the call must end. The caller hol
       (dequeue (topic-past topic))))
 
 (defun check-fit (topic message)
-  "Signal MISUSE if MESSAGE is not of the type that all calls of TOPIC send. The caller holds
+  "Signal MISUSE if MESSAGE is not of the type that all calls of TOPIC send. The caller must hold
 TOPIC's lock. A thread that sends the message later, from a queue, could not report the error to its
 sender."
   (loop for call being the hash-keys of (topic-subscriptions topic)
@@ -315,7 +316,7 @@ rule. From any thread."
 (defun past-from (topic from)
   "The messages of TOPIC after the message with the number FROM; if FROM is :past, all messages that
 are kept. Signal :out-of-range if one of these messages is no longer kept, or if no message has the
-number FROM yet. The caller holds the topic's lock."
+number FROM yet. The caller must hold the topic's lock."
   (let* ((kept (fifo-items (topic-past topic)))
          (before (- (topic-position topic) (topic-past-count topic))))
     (cond ((eq :past from) (copy-list kept))
@@ -327,14 +328,13 @@ number FROM yet. The caller holds the topic's lock."
 (defun subscribe (topic call &key from)
   "Send each message that is broadcast to TOPIC on CALL, a handler's stream of answers, until CALL
 ends, or UNSUBSCRIBE. Return CALL, as the value for the handler to return; CALL needs no thread.
-FROM  the first message for CALL: nil, the default, for the next one that is broadcast; :past for
-      the oldest that is kept; an integer, for a client that resumes, for the one after the message
-      with this number (TOPIC-POSITION)
-Signal :out-of-range, which ends CALL, if some of these messages are no longer kept, or if FROM is
-greater than the number of the last message; MISUSE for a wrong argument. If TOPIC is closed, CALL
-ends with the status of TOPIC's other calls. A call may subscribe to several topics. Until CALL
-ends or unsubscribes, only topics may send on CALL and set its ON-WRITABLE. From any thread, but
-only one thread at a time may do this for a call."
+FROM  the first message for CALL: nil, the default, means the next message that is broadcast; :past
+means the oldest message that is kept; an integer, for a client that resumes, means the message
+after the one with this number (TOPIC-POSITION) Signal :out-of-range, which ends CALL, if some of
+these messages are no longer kept, or if FROM is greater than the number of the last message; MISUSE
+for a wrong argument. If TOPIC is closed, CALL ends with the status of TOPIC's other calls. A call
+may subscribe to several topics. Until CALL ends or unsubscribes, only topics may send on CALL and
+set its ON-WRITABLE. From any thread, but only one thread at a time may do this for a call."
   (check-topic topic)
   (unless (typep from '(or null (eql :past) index))
     (misuse ":FROM is nil, :past or the number of a message, not ~S." from))
