@@ -104,8 +104,8 @@ may have become unnecessary."
       (not (client-call-wait-for-ready call))))
 
 (defconstant +picks-for-links+ 16
-  "The most further picks by which a server that may have another connection is sought for a waiting
-call.")
+  "The maximum number of further picks for a waiting call, which look for a server that may have
+another connection.")
 
 (defun ask-for-some-link (core call picked)
   "Ask for another link of PICKED, on which CALL finds no stream. If PICKED has as many links as it
@@ -291,7 +291,7 @@ any thread."
 ;;; Answers of the resolver
 
 (defconstant +told-backends+ 8
-  "The most servers that an event of a channel names.")
+  "The maximum number of servers that an event of a channel names.")
 
 (defun usable-backends (core backends)
   "The BACKENDS that CORE's channel uses: the first ones, as long as they together have no more

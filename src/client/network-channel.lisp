@@ -56,7 +56,7 @@ CALL-CREDENTIALS       the source of metadata that identify the caller, asked be
                        for further attempts in another thread. The :call-credentials of a stub are
                        sent in addition. On a channel without TLS, or with TLS that verifies
                        nothing, calls with credentials are refused with :unauthenticated
-PLAINTEXT-CREDENTIALS  true to send call credentials on a channel that is not secure, too
+PLAINTEXT-CREDENTIALS  true if call credentials are also sent on a channel that is not secure
 BALANCE                the balancing policy, in place of a service config's: :pick-first, the
                        default, uses the address to which the channel is connected; :round-robin
                        uses all that can be reached, in turn; doc/fleets.md has the others
@@ -99,7 +99,7 @@ CREDENTIALS cannot be used. From any thread."
 
 (defun make-wire-channel (target arguments credentials compression interceptors call-credentials
                           plaintext-credentials balance service-config proxy)
-  "As MAKE-CHANNEL, for a channel over the network."
+  "Do the work of MAKE-CHANNEL for a channel over the network."
   (when credentials (loop:check-credentials credentials :client))
   (let* ((options (apply #'make-channel-options
                          (alexandria:remove-from-plist

@@ -22,7 +22,7 @@
 
 (defun open-subchannel (balancer backend)
   "Return a new subchannel of BALANCER's to the server BACKEND. It is idle. Signal an error if the
-channel already has the most subchannels that it may have. On the channel's loop."
+channel already has as many subchannels as it may have. On the channel's loop."
   (unless (room-for-subchannel-p (balancer-core balancer))
     (error "The channel may have no more subchannels (max-subchannels)."))
   (let* ((core (balancer-core balancer))
@@ -67,7 +67,7 @@ before."
       (change-link-states (list subchannel) state))))
 
 (defun most-links (subchannel)
-  "How many links SUBCHANNEL may have (gRFC A105)."
+  "The maximum number of links of SUBCHANNEL (gRFC A105)."
   (let* ((options (core-options (subchannel-core subchannel)))
          (config (core-config (subchannel-core subchannel)))
          (wanted (and config (config:service-config-max-connections config))))

@@ -19,8 +19,8 @@
 (in-package #:clgrpc.client)
 
 (defun find-policy-of (call)
-  "Two values: the retry or hedging policy that the service config in force has for CALL, and how
-many attempts it allows; or nil."
+  "Two values: the retry or hedging policy that the service config in force has for CALL, and the
+number of attempts that it allows; nil if the config has no policy for CALL."
   (and (not (internal-call-p call))
        (find-retry-policy (method-config-of call) (wire-call-options call))))
 
@@ -73,7 +73,7 @@ many attempts it allows; or nil."
         (loop:start-timer (core-loop core) timer (time-after delay-ns (core-now core))))))
 
 (defun begin-undelayed (call)
-  "As BEGIN-DUE, but do nothing if CALL meanwhile waits for a later time."
+  "Do what BEGIN-DUE does, unless CALL meanwhile waits for a later time."
   (unless (client-retries-timer (call-retries call)) (begin-due call)))
 
 (define-load-time-global **retry-operations**
@@ -172,8 +172,9 @@ previous attempt's stream was full, since STREAM may have room."
     attempt))
 
 (defun refuse-long-request (call request)
-  "If CALL's only REQUEST or, without one, its longest message to send exceeds CALL's limit, end
-CALL and return true. By now the limit of the service config is known."
+  "End CALL and return true if a message is longer than CALL's limit. The message checked is the
+only one, REQUEST, or, if REQUEST is nil, the longest that CALL has to send. By now the limit of the
+service config is known."
   (let ((limit (values (call-limits call)))
         (size (longest-outgoing call (or request (client-call-request call)))))
     (when (> size limit)

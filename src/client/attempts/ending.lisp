@@ -121,7 +121,7 @@ no addresses of servers are known, attempts are not counted (gRFC A66)."
                                   (client-retries-since-ns retries))))))))
 
 (defun end-client-call (call status message &rest how &key details (ended-by :peer) cause (sent t))
-  "End CALL, and its stream if that is still open. HOW as for END-CALL. An error that comes after
+  "End CALL, and its stream if that is still open. HOW is as for END-CALL. An error that comes after
 the deadline is replaced by :deadline-exceeded, with the error as its cause."
   (declare (ignore details sent))
   (unless (call-status call)
@@ -156,7 +156,7 @@ the deadline is replaced by :deadline-exceeded, with the error as its cause."
     (rpc:schedule-callbacks call)))
 
 (defun end-client-call-as (call name &rest how)
-  "As END-CLIENT-CALL, with the status and the text of the verdict NAME."
+  "Do what END-CLIENT-CALL does, with the status and the text of the verdict NAME."
   (multiple-value-bind (status text) (rpc:verdict name)
     (apply #'end-client-call call status text how)))
 

@@ -69,8 +69,8 @@ came before this one."
     (http2:end-headers stream nil)))
 
 (defun request-list-octets (call number metadata)
-  "The most octets of the header list of an attempt of CALL with METADATA, as RFC 9113 section 6.5.2
-counts. NUMBER attempts came before this one."
+  "The maximum number of octets of the header list of an attempt of CALL with METADATA, counted as
+in RFC 9113 section 6.5.2. NUMBER attempts came before this one."
   (+ (loop for field in (list **post** **https** **te-trailers** (content-type-field call)
                               (or (core-user-agent (client-call-core call)) **user-agent**)
                               (method-path-field (call-rpc-method call))
@@ -104,8 +104,8 @@ server accepts; else nil. NUMBER attempts came before this one."
         (subseq authority 0 (position #\: authority)))))
 
 (defconstant +remembered-authorities+ 16
-  "The most names that a link remembers as proved by its server; further names are checked each
-time.")
+  "The maximum number of names that a link remembers as proved by its server; further names are
+checked each time.")
 
 (defun proves-p (link authority)
   "True if the certificate of LINK's server is valid for the host that AUTHORITY names."

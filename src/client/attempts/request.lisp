@@ -28,8 +28,8 @@
 ;;; Kept messages
 
 (defun begin-replay (call limit &optional (messages most-positive-fixnum))
-  "Keep the messages of CALL, which has sent nothing so far, up to LIMIT octets and MESSAGES, in
-place of earlier limits."
+  "Keep the messages that CALL will send, at most LIMIT octets and MESSAGES messages. These limits
+replace earlier limits. CALL has sent nothing so far."
   (cond ((plusp limit)
          (setf (client-parts-replay (ensure-client-parts call))
                (make-replay (core-replays (client-call-core call)) limit messages)))

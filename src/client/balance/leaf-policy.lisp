@@ -15,11 +15,11 @@
 (in-package #:clgrpc.balance)
 
 (defconstant +large-leaf-policy+ 64
-  "The most members with which each change is published at once; with more, the changes of a turn
-are published together.")
+  "The maximum number of members of a policy that publishes each change at once; with more members,
+the changes of a turn are published together.")
 
 (defconstant +connections-at-once+ 64
-  "How many members of a fleet begin to connect in one turn.")
+  "The maximum number of members of a policy that begin to connect in one turn.")
 
 (defstruct (member-note (:conc-name note-) (:copier nil))
   "The data of a leaf policy about one of its subchannels; they are the SUBCHANNEL-NOTE of that

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.balance)
 
 (defconstant +least-period-ns+ (floor +ns-per-second+ 10)
-  "The least period of repeated actions of policies, in nanoseconds, regardless of the config.")
+  "The minimum period of repeated actions of policies, in nanoseconds, regardless of the config.")
 
 (defun start-policy-timer (balancer ns function)
   "Call FUNCTION with BALANCER in NS nanoseconds, on the loop, and again after an error; return the

@@ -19,7 +19,7 @@
 (in-package #:clgrpc.balance)
 
 (defconstant +largest-ring+ (* 8 1024 1024)
-  "The largest ring that a config may have, in entries (gRFC A42).")
+  "The maximum number of entries of a ring that a config may have (gRFC A42).")
 
 (defstruct (ring-config (:copier nil))
   "The config of ring_hash."
@@ -245,9 +245,9 @@ value is its subchannel, nil while it connects, or a failure if all servers have
         finally (return (ring-failure ring start))))
 
 (defun pick-at-random (leaf-policy ring start connecting)
-  "The first ready server of RING from the index START on, else as PICK-BY-KEY. The function begins
-to connect at most one server, and none if CONNECTING is true, because a server is connecting
-already."
+  "The first ready server of RING from the index START on; without a ready server, the value of
+PICK-BY-KEY. The function begins to connect at most one server, and none if CONNECTING is true,
+because a server is connecting already."
   (loop with servers = (ring-servers ring)
         with count = (length servers)
         with coming = connecting

@@ -71,7 +71,7 @@ configs that are made later. Return KEYWORD. From any thread."
   "The POLICY-CONFIG of the policy KEYWORD with an empty config. Signal MISUSE for an unknown
 policy."
   (let ((policy (or (find-policy keyword)
-                    (misuse "There is no balancing policy ~S; there are ~{~S~^, ~}." keyword
+                    (misuse "~S is not a balancing policy; the policies are ~{~S~^, ~}." keyword
                             (known-policies)))))
     (parse-policy policy (first (policy-names policy)) '() "")))
 

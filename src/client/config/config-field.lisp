@@ -77,7 +77,7 @@ is a keyword."
       object))
 
 (defun absent-p (value)
-  "True if VALUE of a field means that it is absent."
+  "True if VALUE, a field's, means that the field is absent."
   (or (eq :null value)
       (and *lisp-source* (null value))))
 

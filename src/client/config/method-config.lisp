@@ -17,10 +17,13 @@
 (declaim (sb-ext:freeze-type method-config))
 
 (document-functions
-  method-config-timeout-ns "The longest that a call may take, in nanoseconds, or nil."
+  method-config-timeout-ns "The maximum duration of a call, in nanoseconds; nil if the config sets
+none."
   method-config-wait-for-ready "The default of :wait-for-ready for calls: T, NIL or :unset."
-  method-config-max-request-octets "The largest message that may be sent, or nil."
-  method-config-max-response-octets "The largest message that may be received, or nil."
+  method-config-max-request-octets "The maximum length, in octets, of a message to send; nil if the
+config sets none."
+  method-config-max-response-octets "The maximum length, in octets, of a received message; nil if
+the config sets none."
   method-config-policy "The ATTEMPT-POLICY of the method, or nil.")
 
 (define-printer (config method-config)

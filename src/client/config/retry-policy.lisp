@@ -98,8 +98,9 @@ is REQUIRED, it must exist and not be empty."
 ;;; Parsing
 
 (defconstant +most-multiplier+ 1000000
-  "The largest backoffMultiplier, which makes the second wait the longest; a larger one counts as
-this. The smallest is the inverse of this, which makes the second wait almost 0.")
+  "The maximum backoffMultiplier, with which the second wait is the longest possible; a larger
+multiplier counts as this. The minimum is the inverse of this, with which the second wait is almost
+0.")
 
 (defun parse-retry-policy (object path)
   (make-retry-policy

@@ -32,7 +32,7 @@
   service-config-max-connections "How many connections a subchannel may have, or nil."
   service-config-source "The text or the plist that CONFIG was made from. Configs of the same source
 are alike."
-  throttling-max-tokens "The number of tokens at first, which is also the most, in thousandths."
+  throttling-max-tokens "The initial and maximum number of tokens, in thousandths."
   throttling-token-ratio "The thousandths of a token that a call which ends with :ok adds.")
 
 (define-printer (config service-config)
@@ -93,7 +93,8 @@ thousandth."
                                              :minimum 1))))))
 
 (defconstant +longest-config+ (expt 2 20)
-  "The longest service config that is read, in characters. A config from DNS has at most 64 KB.")
+  "The maximum length, in characters, of a service config that is read. A config from DNS has at
+most 64 KB.")
 
 (defun parse-text (text)
   "The value of TEXT, JSON. Signal SERVICE-CONFIG-ERROR if TEXT is invalid."

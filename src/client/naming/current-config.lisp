@@ -8,7 +8,7 @@
 (in-package #:clgrpc.client)
 
 (defconstant +remembered-methods+ 64
-  "The most methods that a table remembers; others are looked up by name each time.")
+  "The maximum number of methods that a table remembers; others are looked up by name each time.")
 
 (defun lookup-method (table method)
   "Look up and remember the METHOD-CONFIG of METHOD in TABLE, or nil. From any thread."
@@ -32,7 +32,8 @@
 ;;; Settings of calls
 
 (defun client-call-wait-for-ready (call)
-  "True if CALL waits for ready: as its user has set, or else the config."
+  "True if CALL waits for ready. The setting is that of CALL's user or, if the user has set nothing,
+that of the service config."
   (let* ((own (call-client-own-options call))
          (said (if own (client-own-options-wait-for-ready own) :unset)))
     (if (eq :unset said)
@@ -82,7 +83,7 @@ limit is CALL's or, without one, the channel's."
 ;;; Adopting a config
 
 (defconstant +told-config+ 200
-  "The most characters of a service config in an event of a channel.")
+  "The maximum number of characters of a service config in an event of a channel.")
 
 (defglobal **empty-config** (config:parse-service-config "{}"))
 

@@ -37,7 +37,8 @@
    (due-ns :initform nil :accessor resolver-due-ns
            :documentation "The time from which the next look-up may begin; nil for any time.")
    (timer :initform nil :accessor resolver-timer
-          :documentation "Begins the next look-up, or ends the wait for the one under way.")
+          :documentation "The timer that begins the next look-up, or ends the wait for the one under
+way.")
    ;; the addresses that the last look-up found
    (addresses :initform '() :accessor resolver-addresses)
    (told :initform nil :accessor resolver-told

@@ -84,9 +84,9 @@ another.")
    (loop :initform nil :accessor resolver-loop
          :documentation "The channel's event loop, once the resolver has begun.")
    (deliver :initform nil :accessor resolver-deliver
-            :documentation "While the channel uses the resolver: a function of backends, a failure
-and a service config, called on the loop. One of the first two is nil; the third is a value of
-PARSE-SERVICE-CONFIG, the error of an invalid config, or :none."))
+            :documentation "While the channel uses the resolver: a function of BACKENDS and FAILURE,
+of which one is nil, and CONFIG, called on the loop. CONFIG is an object that PARSE-SERVICE-CONFIG
+returned, or the error if the config is invalid, or :none."))
   (:documentation "An object that finds the addresses of a channel's servers; see
 DEFINE-RESOLVER."))
 

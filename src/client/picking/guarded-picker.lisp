@@ -24,7 +24,7 @@
       (breakers-p options)))
 
 (defconstant +picks-past-breakers+ 16
-  "The most picks for a call if breakers refuse the picked servers.")
+  "The maximum number of picks for a call if breakers refuse the picked servers.")
 
 (defun refusal (control &rest arguments)
   "The pick for a refused call, with the reason that CONTROL and ARGUMENTS format."
@@ -139,8 +139,9 @@ else the FAILURE of the last breaker."
 
 (defun give-trial-back (subchannel call)
   "If CALL was the trial of SUBCHANNEL's breaker and has no stream there, let the breaker try the
-next call; another attempt may have a stream elsewhere. CALL, for which SUBCHANNEL was picked, uses
-another subchannel or has ended. The breaker learns of a stream's end by its listener."
+next call; another attempt may have a stream elsewhere. Call this when CALL has ended, or when
+another subchannel was picked for CALL after SUBCHANNEL. The breaker learns of a stream's end by its
+listener."
   (let ((breaker (subchannel-breaker subchannel)))
     (when (and breaker
                (eq call (breaker-trial breaker))

@@ -6,8 +6,8 @@
 (in-package #:clgrpc.client)
 
 (defun state-under-vetoes (subchannel)
-  "The state of SUBCHANNEL as its balancer sees it: that of its links, or, while they are ready,
-that of the newest veto."
+  "The state of SUBCHANNEL as its balancer sees it: the state of its links or, while these are ready
+and SUBCHANNEL has a veto, the state of the newest veto."
   (let ((state (subchannel-link-state subchannel))
         (veto (first (subchannel-vetoes subchannel))))
     (if (and veto (eq :ready state)) (veto-state veto) state)))

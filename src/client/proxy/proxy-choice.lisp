@@ -42,7 +42,7 @@ address."
   "The schemes of URLs of proxies, each with the protocol and the default port.")
 
 (defconstant +longest-socks-text+ 255
-  "The most octets of each text that SOCKS5 sends (RFC 1928, 1929).")
+  "The maximum number of octets of each text that SOCKS5 sends (RFC 1928, 1929).")
 
 (defun parse-proxy (url origin host port)
   "The PROXY to HOST and PORT with URL, of the form http://[USER:PASSWORD@]HOST[:PORT] or with

@@ -7,7 +7,7 @@
 (in-package #:clgrpc.proxy)
 
 (defconstant +proxy-answer-octets+ 16384
-  "The most octets of a proxy's answer.")
+  "The maximum number of octets of a proxy's answer.")
 
 (defstruct (tunnel (:copier nil))
   "The STATE of a byte channel through a proxy; see above."

@@ -20,8 +20,8 @@
 (in-package #:clgrpc.token)
 
 (defconstant +least-life-seconds+ 30
-  "In this many seconds before its expiry a token is no longer sent, since clocks differ and servers
-take time.")
+  "A token is no longer sent in this many seconds before its expiry, because clocks differ and
+servers take time.")
 (defconstant +refresh-seconds+ 60
   "The next token is fetched this many seconds before the present one may no longer be sent.")
 (defconstant +most-token-octets+ 65536
@@ -94,8 +94,8 @@ has expired."
 ;;; The end of a fetch
 
 (defun take-waiting (credentials)
-  "The futures that wait for CREDENTIALS, in no order; none waits from now on. Call this with the
-lock of CREDENTIALS held."
+  "Remove and return the futures that wait for CREDENTIALS, in any order. The caller must hold the
+lock of CREDENTIALS."
   (alexandria:hash-table-keys (shiftf (token-waiting credentials) (make-hash-table :test 'eq))))
 
 (defmethod loop:leave-future ((credentials token-credentials) future attached)

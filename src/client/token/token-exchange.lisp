@@ -14,8 +14,8 @@
 5.1 leaves it to the client.")
 
 (defconstant +longest-life-seconds+ (expt 10 9)
-  "The longest life of a token that counts, thirty years. Some servers send 2^31-1 or more for a
-token that does not expire.")
+  "The maximum life of a token, thirty years in seconds; a longer life counts as this. Some servers
+send 2^31-1 or more for a token that does not expire.")
 
 (defclass endpoint-credentials (token-credentials)
   ((url :initarg :url :reader endpoint-url) ; a URL
@@ -62,8 +62,8 @@ EXCHANGED-TOKEN."))
 
 (defun life-member (members)
   "The life in seconds of the token in MEMBERS; 0 if their expires_in is invalid. A life of less
-than a second counts as invalid, too: a token that is never valid for longer would be requested for
-each call."
+than a second also counts as invalid, because a token that is never valid for longer would be
+requested for each call."
   (let ((member (assoc "expires_in" members :test #'string=)))
     (cond ((null member) +default-life-seconds+)
           ((typep (cdr member) '(real 1)) (rational (min (cdr member) +longest-life-seconds+)))

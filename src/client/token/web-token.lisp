@@ -48,8 +48,8 @@ KEY-ID, a string, is the member `kid` of its header if it is not nil."
 ;;; Call credentials
 
 (defconstant +remembered-audiences+ 64
-  "The most services for which self-signed tokens are kept; for one more service, all kept tokens
-are dropped.")
+  "The maximum number of services for which self-signed tokens are kept; when one more service needs
+a token, all kept tokens are dropped.")
 
 (defclass self-signed-credentials (credentials:call-credentials)
   ((key :initarg :key :reader signer-key) ; the private key, as PEM
