@@ -68,9 +68,9 @@ COUNT reduces the charge, because these octets have arrived on the loop."
           (t (charge-account (server-link-account link) count)))))
 
 (defun post-reply-by (call message encode finish)
-  "As POST-REPLY. ENCODE, a function like WIRE:ENCODE-MESSAGE, is called with CALL, MESSAGE and
-:auto on this thread. FINISH, called on the loop, sends the encoded message, its second argument,
-and the status :ok."
+  "Do what POST-REPLY does, by other functions. ENCODE, a function like WIRE:ENCODE-MESSAGE, is
+called with CALL, MESSAGE and :auto on this thread. FINISH, called on the loop, sends the encoded
+message, its second argument, and the status :ok."
   (let* ((encoded (handler-case (funcall (the function encode) call message :auto)
                     ((or error storage-condition) (error)
                       (bad-answer-condition call message error))))

@@ -64,7 +64,7 @@ PROTOCOL-HANDLER."
 ;;; A message in a query
 
 (defconstant +query-burst-octets+ 65536
-  "The most octets of messages in queries that are decoded at once for a connection.")
+  "The maximum number of octets of messages in queries that a connection may have decoded at once.")
 
 (defconstant +query-octet-ns+ 4000
   "The time, in nanoseconds, after which one more octet of a query may be decoded: 250 KB a

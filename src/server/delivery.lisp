@@ -11,8 +11,8 @@
     (and stream (http2:stream-receivable-p stream))))
 
 (defconstant +free-octets+ 1024
-  "The most octets of a decoded request that are not charged separately: the charge of its call's
-stream includes them.")
+  "The maximum number of octets of a decoded request that are not charged separately, because the
+charge of its call's stream includes them.")
 
 (define-hot (take-request :inline t) ((call server-call) item (long boolean) (inside fixnum)
                                      (size index))

@@ -115,8 +115,8 @@ Reject the request if the method's messages are raw or already have a codec."
   nil)
 
 (defconstant +free-metadata-octets+ 512
-  "The most octets of metadata that are not charged separately: the charge of the call's stream
-includes them.")
+  "The maximum number of octets of metadata that are not charged separately, because the charge of
+the call's stream includes them.")
 (define-hot read-fields ((request request) (list hpack:field-list) (link server-link)) null
   "Note in REQUEST its metadata, from LIST, and the octets that its call on LINK is charged with."
   (multiple-value-bind (fields octets) (wire:list-fields list link)

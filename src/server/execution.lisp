@@ -182,8 +182,8 @@ cannot be decoded. In user code."
     (or condition value)))
 
 (define-hot run-promised ((call server-call) (promised index)) t
-  "As RUN-HANDLER. Until the end of this function PROMISED octets of the heap are promised for
-CALL's answer."
+  "Do what RUN-HANDLER does. Until the end of this function PROMISED octets of the heap are promised
+for CALL's answer."
   (if (zerop promised)
       (run-handler call)
       (rpc:call-with-room call promised (wire:wire-call-options call)

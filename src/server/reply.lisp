@@ -49,7 +49,7 @@ encoder and the buffer for further fields."
     (http2:end-headers stream nil)))
 
 (defun header-list-limit (call)
-  "The most octets of a header list that CALL sends. From any thread."
+  "The maximum number of octets of a header list that CALL sends. From any thread."
   (let* ((link (server-call-link call))
          (http2 (server-link-http2 link))
          (own (options-max-header-list-octets (server-link-options link))))
@@ -73,7 +73,8 @@ the call has a codec.")
       +constant-octets+))
 
 (defconstant +text-octets+ 4096
-  "The longest text of a status that is sent, in octets of grpc-message: more than a person reads.")
+  "The maximum length, in octets of grpc-message, of a status's text that is sent: more than a
+person reads.")
 (defconstant +kept-text-octets+ 1024
   "The octets at the beginning of a status's text that take precedence over details and trailers.")
 

@@ -38,8 +38,8 @@
   "~D links, ~D calls" (server-loop-link-count server-loop) (server-loop-calls server-loop))
 
 (defun server-loop-call-counts (server-loop)
-  "Return four values: how many calls of SERVER-LOOP have begun, succeeded and failed, and when the
-last began, 0 if none has. On its loop."
+  "Return four values: the numbers of SERVER-LOOP's calls that have begun, that have succeeded and
+that have failed; and the time when the last call began, 0 before the first call. On its loop."
   (values (server-loop-begun server-loop)
           (- (server-loop-calls server-loop) (server-loop-failed server-loop))
           (server-loop-failed server-loop)

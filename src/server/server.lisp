@@ -68,9 +68,9 @@ nothing happens. A method ends calls that would not end by themselves. A method 
   (:method (service server) (declare (ignore service server))))
 
 (defgeneric min-ping-seconds (service)
-  (:documentation "The least interval, in seconds, at which a client of SERVICE may send PINGs. Nil,
-the default, leaves that to the server's option :min-ping-interval-seconds. The shortest interval of
-all services of a server counts. Define a method for a service whose clients must soon detect that a
+  (:documentation "The minimum interval, in seconds, between PINGs of a client of SERVICE. Nil, the
+default, leaves that to the server's option :min-ping-interval-seconds. The shortest interval of all
+services of a server counts. Define a method for a service whose clients must soon detect that a
 server hangs. Called by START-SERVER on its thread.")
   (:method (service) (declare (ignore service)) nil))
 

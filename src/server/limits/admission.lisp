@@ -123,7 +123,7 @@ reserved for other peers, since it may be a load balancer and represent many cli
                    :kept (ash (options-reserve-threads (server-options server)) -4)))
 
 (defun ensure-entry (server admission name)
-  "The entry of the peer called NAME. The caller holds the admission's lock."
+  "The entry of the peer called NAME. The caller must hold the admission's lock."
   (or (gethash name (admission-peers admission))
       (let ((entry (isolate-ring (make-peer-entry name (make-peer-quota server)
                                                   (make-account (server-account server))))))
@@ -156,7 +156,7 @@ reserved for other peers, since it may be a load balancer and represent many cli
                         (peer-entry-handshakes (permit-entry permit)) -1)))
 
 (defun uncount-permit (admission permit)
-  "Count the connection of PERMIT, which ends, no longer."
+  "Stop counting the connection of PERMIT, which ends."
   (let ((entry (permit-entry permit)))
     (quit-ring permit)
     (note-permit-ready admission permit)
@@ -240,7 +240,8 @@ true if there is room; and the permit that was dismissed to make room, or nil."
           (values (and permit t) permit)))))
 
 (defun room-for-connection (admission entry)
-  "Make room for one more connection of the peer with ENTRY. Values as ROOM-FOR-HANDSHAKE."
+  "Make room for one more connection of the peer with ENTRY. Return the same values as
+ROOM-FOR-HANDSHAKE."
   (let ((connections (admission-connections admission)))
     (if (< (ranking-total connections) (admission-max-connections admission))
         t
@@ -341,8 +342,8 @@ and raised when it has enough again.")
   "How many nanoseconds after a reduction the limit of connections may be raised again.")
 
 (defun allowed-connections (options)
-  "How many connections a server with OPTIONS may have. Raise the process's limit of descriptors if
-OPTIONS allow it; log a warning if the number is less than OPTIONS require."
+  "Return the number of connections that a server with OPTIONS may have. Raise the process's limit
+of descriptors if OPTIONS allow it; log a warning if the number is less than OPTIONS require."
   (let* ((wanted (options-max-connections options))
          (open (max 0 (os:open-descriptor-count)))
          (spare (options-spare-descriptors options))
@@ -364,7 +365,7 @@ OPTIONS allow it; log a warning if the number is less than OPTIONS require."
 
 (defun try-again (admission now)
   "If the limit of connections was lowered long enough before NOW, check whether it may be raised.
-The caller holds the admission's lock."
+The caller must hold the admission's lock."
   (when (and (< (admission-max-connections admission) (admission-derived admission))
              (< (+ (admission-lowered-ns admission) +calm-ns+) now))
     (setf (admission-lowered-ns admission) now

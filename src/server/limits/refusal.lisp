@@ -5,7 +5,8 @@
 (in-package #:clgrpc.server)
 
 (defconstant +refusals-told+ 8
-  "The most kinds of refusals that a warning names; all others are counted together.")
+  "The maximum number of kinds of refusals that a warning names; all other refusals are counted
+together.")
 
 (defstruct (refusals (:copier nil))
   "The refusals of a server that are not logged yet."
@@ -21,12 +22,12 @@
     (write-string (refusals-text (refusals-counts refusals)) stream)))
 
 (defun refusals-text (counts)
-  "COUNTS, lists of an option, a peer and how often, as text."
+  "COUNTS, a list of (OPTION PEER NUMBER), as text."
   (format nil "~{~A~^, ~}" (loop for (option peer count) in counts
                                  collect (format nil "~D of ~A (~(~A~))" count peer option))))
 
 (defun count-refusal (refusals option peer)
-  "The caller holds the refusals' lock."
+  "Count in REFUSALS that PEER was refused because of OPTION. The caller must hold their lock."
   (let* ((counts (refusals-counts refusals))
          (row (or (find-if (lambda (row) (and (eq option (first row)) (string= peer (second row))))
                            counts)
