@@ -156,7 +156,8 @@ answers lately."
             ((inproc-core inproc-core) (callee callee) (route inproc-route) (method rpc-method)
              request (deadline status:deadline) fields)
     (values t inproc-call)
-  "Call the handler of ROUTE with REQUEST, a message that no other code uses. Values as CALL-UNARY."
+  "Call the handler of ROUTE with REQUEST, a message that no other code uses. Return the same values
+as CALL-UNARY."
   (let* ((call (make-server-end method deadline fields inproc-core nil))
          (tally (callee-tally callee))
          (type (method:rpc-method-response-type method))
@@ -198,7 +199,7 @@ answers lately."
 
 (defun await-outcome (call returned condition)
   "Answer or end CALL, a unary call, whose handler has RETURNED a value or ended with CONDITION, and
-wait for the call's end. Values as CALL-UNARY."
+wait for the call's end. Return the same values as CALL-UNARY."
   (let ((call-pair (call-call-pair call)))
     (look call)
     (conclude call-pair returned condition)

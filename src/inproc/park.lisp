@@ -8,7 +8,7 @@
 (defconstant +spins+ 1000 "How many times a waiting thread looks for an event before it sleeps.")
 
 (defconstant +yields+ 20
-  "As +SPINS+, for a single processor, on which other threads run between the checks.")
+  "The number of such checks on a single processor, on which other threads run between the checks.")
 
 (declaim (type fixnum **processors**))
 
