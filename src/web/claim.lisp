@@ -58,7 +58,7 @@ result, so a repeated header is read once. Always use the same function for the 
       (setf (hpack:field-memo field) (funcall function (hpack:field-value-string field)))))
 
 (defconstant +media-type-characters+ 128
-  "The most characters of a content type that are examined.")
+  "The maximum number of characters of a content type that are examined.")
 
 (defun media-type (value)
   "VALUE, a content-type, without its parameters, in lower case."
@@ -102,7 +102,7 @@ result, so a repeated header is read once. Always use the same function for the 
     metadata))
 
 (defconstant +coding-octets+ 32
-  "The most octets of the name of a content coding that we know.")
+  "The maximum length, in octets, of the name of a content coding that we know.")
 
 (defun content-coding (octets)
   "The name by which we know the content coding OCTETS (RFC 9110 section 8.4.1), octets."
@@ -174,7 +174,7 @@ rejected, or nil."
                    :key #'protobuf:descriptor-name :test #'string=)))))
 
 (defconstant +longest-path+ 1024
-  "The most characters of a method's path.")
+  "The maximum number of characters of a method's path.")
 
 (defun find-web-route (table target &optional (end (length target)))
   "The route of TABLE for the path in TARGET, a string, which ends at END; or nil. Methods

@@ -94,8 +94,8 @@ messages inside it."
 ;;; octets; so the room for the decoding is promised (rpc/room.lisp), unless it is little.
 
 (defconstant +unpromised-octets+ (* 6 rpc:+long-octets+)
-  "Text needs no promise of room in the heap up to this number of octets, the length of the JSON of
-the longest message that needs no promise.")
+  "The maximum number of octets of a text that needs no promise of room in the heap: the length of
+the JSON of the longest message that needs no promise.")
 
 (defun text-room (call type size)
   "How many octets of the heap are needed to make JSON from a message of CALL, of TYPE and SIZE

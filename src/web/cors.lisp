@@ -25,8 +25,8 @@ if ORIGINS, those of START-SERVER, do not allow it."
           (t '()))))
 
 (defconstant +preflight-characters+ 1024
-  "The most characters of requested headers that a preflight may have, since the answer repeats
-them; a page that asks for more is refused.")
+  "The maximum number of characters of requested headers that a preflight may have. A page that
+requests more is refused, because the answer repeats them.")
 
 (define-hot token-list-p ((text simple-string)) boolean
   "True if TEXT may be a list of names of headers."

@@ -36,7 +36,8 @@ their header ENCODING-HEADER, a string, names the compression."
       (heads-plain heads)))
 
 (defconstant +most-other-heads+ 32
-  "How many other heads are kept: errors have fewer statuses, but handlers choose content types.")
+  "The maximum number of other heads that are kept. Errors have fewer statuses, but handlers choose
+content types.")
 
 (defun other-head (heads http-status content-type)
   "The head of an answer with HTTP-STATUS and CONTENT-TYPE for which HEADS have no head of their

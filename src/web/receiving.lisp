@@ -143,7 +143,7 @@
   (decode-within call octets start end consume nil nil))
 
 (defconstant +short-text-octets+ 2048
-  "The most octets of a text that the loop decodes.")
+  "The maximum number of octets of a text that the loop decodes.")
 
 (define-hot deliver-web-request ((call server:server-call) (octets octets) (start index)
                                  (end index))

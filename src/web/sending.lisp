@@ -28,7 +28,7 @@
   nil)
 
 (defconstant +short-answer-octets+ 4096
-  "The most octets of an answer that the loop encodes as text.")
+  "The maximum number of octets of an answer that the loop encodes as text.")
 
 (define-hot web-reply ((call server:server-call) message) boolean
   "The function REPLY of a protocol handler."

@@ -33,7 +33,8 @@
 ;;; Errors in requests
 
 (defun wrong-type (streamed)
-  "The 415 for a request whose method has other content types, of envelopes if STREAMED is true."
+  "The answer 415 to a request whose method has other content types. The answer names them: those of
+messages in envelopes if STREAMED is true, else those of bare messages."
   (exchange:make-plain-answer
    415 `(("accept-post" . ,(if streamed
                                "application/connect+proto, application/connect+json"
@@ -41,7 +42,7 @@
    (make-octets 0)))
 
 (defun wrong-http-method (method)
-  "The answer to a request whose method of HTTP METHOD does not have."
+  "The answer to a request by a method of HTTP by which METHOD cannot be called."
   (exchange:make-plain-answer 405 `(("allow" . ,(format nil "~{~A~^, ~}" (http-methods method))))
                               (make-octets 0)))
 
@@ -124,7 +125,7 @@ ROUTE."
   (apply #'make-get-query (exchange:query-values query *query-names*)))
 
 (defun query-encoding (query)
-  "How the message in QUERY is compressed, as WEB:HEAD-ENCODING."
+  "The encoding of the message in QUERY, as the values of WEB:HEAD-ENCODING."
   (let ((name (get-query-compression query)))
     (if name
         (web:head-encoding (vector (hpack:make-field (ascii-octets "compression")

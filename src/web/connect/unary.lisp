@@ -27,10 +27,10 @@
   (declare (ignore call octets start end last)))
 
 (defconstant +free-query-characters+ 128
-  "An uncompressed message in a query is not counted if it has at most this many characters.")
+  "The maximum number of characters of an uncompressed message in a query that is not counted.")
 
 (defconstant +inflated-times+ 32
-  "A factor: a compressed message in a query may become at most this many times as long.")
+  "The maximum factor by which decompression may lengthen a message in a query.")
 
 (defun may-decode-p (call octets)
   "Return true if a message of OCTETS in CALL's query may be decoded; else end CALL."

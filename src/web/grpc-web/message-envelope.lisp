@@ -6,7 +6,7 @@
 (in-package #:clgrpc.grpc-web)
 
 (defconstant +trailers-flag+ 128 "The flag of the envelope that has the trailers.")
-(defconstant +text-octets+ 4096 "The longest status text that is sent.")
+(defconstant +text-octets+ 4096 "The maximum length of a status text that is sent, in octets.")
 
 (defun trailer-lines (call)
   "The octets of lines with the status and the trailers of CALL, which has ended."

@@ -8,15 +8,15 @@
   "The octets of each message into which a long body to a stream of HttpBody is divided.")
 
 (defconstant +most-messages+ 10000
-  "The most messages that a body in JSON may have.")
+  "The maximum number of messages in a body in JSON.")
 
 (defconstant +most-bound-texts+ 20000
-  "The limit of a product of two numbers: the variables of the path plus the parameters of the
-query; and the messages of the body. Each message gets all these values.")
+  "The maximum of a product: the number of variables in the path and parameters in the query, times
+the number of messages in the body, because each message gets all these values.")
 
 (defconstant +most-bound-octets+ 4194304
-  "The limit of the product of two numbers: the characters of path and query, and the messages of
-the body. Each message gets the values in path and query.")
+  "The maximum of a product: the number of characters in path and query, times the number of
+messages in the body, because each message gets the values in path and query.")
 
 (defun charset-of (content-type)
   "The charset that CONTENT-TYPE names, in lower case, or nil."
@@ -79,9 +79,9 @@ and the memory of the messages inside it, or nil. LIMITS are keywords of PARSE-J
 
 (defun bind-message (route match parameters octets content-type &rest limits)
   "Return two values: the message of a request of ROUTE, or one of its messages if the client
-streams; and about how much memory the messages inside its body occupy. MATCH is a value of
-FIND-ROUTE, PARAMETERS of QUERY-PARAMETERS; OCTETS are the body or a part of BODY-PARTS;
-CONTENT-TYPE is the header or nil; LIMITS are keywords of PARSE-JSON-MESSAGE. Signal
+streams; and about how much memory the messages inside its body occupy. MATCH is a match from
+FIND-ROUTE, and PARAMETERS are from QUERY-PARAMETERS. OCTETS are the body or a part of it from
+BODY-PARTS. CONTENT-TYPE is the header or nil. LIMITS are keywords of PARSE-JSON-MESSAGE. Signal
 REQUEST-ERROR if the values do not make a valid message."
   (multiple-value-bind (message inside) (body-message route octets content-type limits)
     (bind-query message parameters)

@@ -21,7 +21,7 @@ protocol."
 ;;; Making a document takes milliseconds, while a request for it has only some octets
 
 (defconstant +document-time+ internal-time-units-per-second
-  "A document is made again when it is older than this: a second.")
+  "The age above which a document is made again: a second.")
 
 (defun kept-document (function &optional (clock #'get-internal-real-time))
   "A function that returns the document that FUNCTION returns; FUNCTION is called now, and later at

@@ -10,7 +10,7 @@
   "The methods of HTTP that a path of OpenAPI can have.")
 
 (defconstant +deepest-parameter+ 3
-  "The most names in the path of a parameter that the document shows.")
+  "The maximum number of names in the path of a parameter that the document shows.")
 
 (defstruct (document (:copier nil))
   "A document that is being made."

@@ -13,10 +13,11 @@
 (in-package #:clgrpc.rest)
 
 (defconstant +longest-template+ 4096
-  "The most characters that a template may have.")
+  "The maximum number of characters of a template.")
 
 (defconstant +most-segments+ 100
-  "The most segments that a template may have: matching recurs once for each segment.")
+  "The maximum number of segments of a template. It is limited because matching recurs once for each
+segment.")
 
 (defstruct (path-variable (:conc-name variable-) (:constructor make-variable (path start end))
                           (:copier nil))

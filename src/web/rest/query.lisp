@@ -9,17 +9,17 @@
 (in-package #:clgrpc.rest)
 
 (defconstant +most-parameters+ 150
-  "The most parameters that a query may have, empty ones included.")
+  "The maximum number of parameters of a query, empty ones included.")
 
 (defconstant +most-steps+ 32
-  "The most names in the path of a parameter.")
+  "The maximum number of names in the path of a parameter.")
 
 (defconstant +most-names+ 40
-  "The most look-ups of names for a query: of parameters whose name differs from the previous one,
-and of the fields in these names.")
+  "The maximum number of look-ups of names for a query: of parameters whose name differs from the
+previous one, and of the fields in these names.")
 
 (defconstant +longest-name+ 1024
-  "The most characters that the name of a parameter may have.")
+  "The maximum number of characters of a parameter's name.")
 
 (define-hot same-text-p ((text simple-string) (start index) (end index) (other index)
                          (other-end index))

@@ -77,7 +77,8 @@ the error names both."
 ;;; Paths
 
 (defconstant +most-per-character+ 12
-  "The most characters of a path for one decoded character: four octets, each of them escaped.")
+  "The maximum number of characters of a path that represent one decoded character: four octets,
+each of them escaped.")
 
 (defstruct (match (:constructor make-match (text starts ends count end)) (:copier nil))
   "A path that is being looked up. The path has at most as many segments as the longest template,
@@ -168,9 +169,9 @@ match."
 
 (defun find-route (router verb path)
   "Return two values: the route of ROUTER for a request with the method of HTTP VERB and the PATH,
-as received and without its query; and the match for BIND-MESSAGE. If there is none, return nil and
-the list of HTTP methods that have a route for the path. HEAD without a route of its own gets GET's.
-Signal REQUEST-ERROR if PATH is not percent-encoded UTF-8."
+as received and without its query; and the match for BIND-MESSAGE. Without such a route, return nil
+and the list of HTTP methods that have a route for the path. A HEAD request without a route of its
+own gets the route of GET. Signal REQUEST-ERROR if PATH is not percent-encoded UTF-8."
   (let ((path (coerce path 'simple-string)) (verbs '()))
     (unless (and (plusp (length path)) (char= #\/ (char path 0)))
       (return-from find-route (values nil '())))

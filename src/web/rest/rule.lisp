@@ -206,9 +206,9 @@ RULE-ERROR if RULE or one of its additional bindings is wrong."
 
 (defun make-routes (methods &key rules)
   "Return the routes of METHODS, a list of lists of a method descriptor, its message types, and the
-ROUTE-PAYLOAD of its routes. A method's rule is the last one with its name in RULES, a value of
-READ-RULES, or, without one, that of its annotation. Signal RULE-ERROR if a rule is wrong or names
-none of METHODS."
+ROUTE-PAYLOAD of its routes. A method's rule is the last rule with its name in RULES, a value of
+READ-RULES; if RULES has no such rule, it is the rule of the method's annotation. Signal RULE-ERROR
+if a rule is wrong or names none of METHODS."
   (dolist (rule rules)
     (unless (find (google.api:http-rule-selector rule) methods :test #'string=
                   :key (lambda (entry) (protobuf:descriptor-full-name (first entry))))

@@ -7,10 +7,10 @@
 (in-package #:clgrpc.rest)
 
 (defconstant +longest-yaml+ (expt 2 20)
-  "The most characters that a text in YAML may have.")
+  "The maximum number of characters of a text in YAML.")
 
 (defconstant +deepest-yaml+ 32
-  "The most mappings and sequences that may be around a value in YAML.")
+  "The maximum number of mappings and sequences around a value in YAML.")
 
 (defstruct (line (:constructor make-line (number indent text)) (:copier nil))
   "A line that is not empty."
