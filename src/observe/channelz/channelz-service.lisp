@@ -5,9 +5,9 @@
 (in-package #:clgrpc.channelz)
 
 (defconstant +page+ 100
-  "The most channels or servers in an answer, also if the client does not limit them.")
+  "The maximum number of channels or servers in an answer, even if the client sets no limit.")
 (defconstant +socket-page+ 1000
-  "The most references of sockets in an answer.")
+  "The maximum number of references of sockets in an answer.")
 
 (defclass channelz-service (v1:channelz) ()
   (:documentation "The service grpc.channelz.v1.Channelz: give START-SERVER an instance beside your
@@ -140,8 +140,8 @@ began, or 0."
 (defun link-number (link) (particular link :number))
 
 (defconstant +refs-at-once+ 100
-  "The most references of sockets that are requested from a loop at once. 100 references take 0.3 ms
-of the loop's time.")
+  "The maximum number of references of sockets that are requested from a loop at once. 100
+references take 0.3 ms of the loop's time.")
 
 (defun link-refs (links)
   "The SocketRefs of LINKS, in the order of their numbers."

@@ -30,12 +30,14 @@ MAKE-ACCESS-LOG."))
   "Return an access log, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: when a call
 ends, FUNCTION, which is called as *LOG-FUNCTION* is, gets the event :CALL of the level :info; if
 FUNCTION is nil, the log of the process gets it. RATIO, a real from 0 to 1, is the share of calls
-that are logged, at random; if FAILURES is true, calls with another status than :ok are logged, too,
-10 a second of each peer on each loop; the event :CALLS-NOT-LOGGED gives the number of further
-failures. EXEMPLAR is nil or a function of a call that returns an alist of names and texts, such as
-the user's name, which are added to the event, as are the ids of its trace. Both functions are
-called on the call's loop, so they must not wait; an error in them is logged. doc/observability.md
-lists the fields of the event. Signal MISUSE for other arguments. From any thread."
+that are logged; they are chosen at random. If FAILURES is true, failed calls (with another status
+than :ok) that were not chosen are logged as well: on each loop at most 10 a second for each peer,
+and all of them within the image. The event :CALLS-NOT-LOGGED reports how many more failed. A peer
+is a host without its port; above 64 hosts a second, the others share one count. EXEMPLAR is nil or
+a function of a call that returns an alist of names and texts, such as the user's name, which are
+added to the event, as are the ids of its trace. Both functions are called on the call's loop, so
+they must not wait; an error in them is logged. doc/observability.md lists the fields of the event.
+Signal MISUSE for other arguments. From any thread."
   (unless (typep ratio '(real 0 1))
     (misuse ":ratio is a number from 0 to 1, not ~S." ratio))
   (dolist (given (list function exemplar))
@@ -51,8 +53,8 @@ lists the fields of the event. Signal MISUSE for other arguments. From any threa
 ;;; Chance
 
 (defun make-draw (threshold event-loop)
-  "A function without arguments that returns true THRESHOLD times of +CHANCES+, at random. The
-function is called on EVENT-LOOP or, if EVENT-LOOP is nil, from any thread."
+  "A function without arguments that returns true with a probability of THRESHOLD divided by
++CHANCES+. The function is called on EVENT-LOOP or, if EVENT-LOOP is nil, from any thread."
   (declare (type (integer 0 #.+chances+) threshold))
   (cond ((zerop threshold) (constantly nil))
         ((= threshold +chances+) (constantly t))
@@ -63,7 +65,8 @@ function is called on EVENT-LOOP or, if EVENT-LOOP is nil, from any thread."
                   threshold))))))
 
 (defun make-loop-draw (threshold random)
-  "MAKE-DRAW for a loop; RANDOM is the loop's random-state, which only the loop may use."
+  "Do what MAKE-DRAW does for a loop; RANDOM is the loop's random-state, which only the loop may
+use."
   (declare (type (integer 0 #.+chances+) threshold))
   (let ((scale (log (- 1 (/ (float threshold 1d0) +chances+))))
         ;; how many draws lose before the next that wins, of the geometric distribution
@@ -77,7 +80,8 @@ function is called on EVENT-LOOP or, if EVENT-LOOP is nil, from any thread."
 ;;; Failures
 
 (defconstant +failures-per-second+ 10
-  "How many failures of a peer a loop logs in a second.")
+  "The maximum number of a peer's failures that a loop logs in a second, besides those that chance
+has chosen.")
 (defconstant +peers-per-second+ 64
   "The number of peers whose failures are counted separately in each second; those of all other
 peers are counted together.")

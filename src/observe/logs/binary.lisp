@@ -85,9 +85,9 @@ before these. Call this on the journal's thread."
   "Return a binary log (gRFC A16), for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: it
 logs headers, messages and trailers of each call that FILTER selects. FILTER is a string in the form
 of the variable GRPC_BINARY_LOG_FILTER, its default, such as \"*\" or
-\"shop.Orders/*{h;m:256},-shop.Orders/Pay\"; the empty one logs nothing. Of a message at most 8 MB
-are logged. Entries are written to FILE, a pathname, each after four octets of its length, as gRPC's
-tools read them. The log begins a new FILE at once, and whenever FILE would get longer than
+\"shop.Orders/*{h;m:256},-shop.Orders/Pay\"; the empty string logs nothing. Of a message at most 8
+MB are logged. Entries are written to FILE, a pathname, each after four octets of its length, as
+gRPC's tools read them. The log begins a new FILE at once, and whenever FILE would get longer than
 MAX-OCTETS; the old file becomes FILE.1, FILE.1 becomes FILE.2, and so on, up to KEPT-FILES old
 files. FILE may be a device or a pipe. FUNCTION, or nil, is called with each entry, a
 GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY, on a thread of the log. At most LIMIT entries, and 16 MB in all,
@@ -143,7 +143,8 @@ failed. From any thread."
   (and (binary-log-file log) (entry-file-name (binary-log-file log))) (binary-log-dropped log))
 
 (defconstant +longest-entry+ (expt 2 26)
-  "The most octets of an entry; a file with a longer entry is not accepted as a binary log.")
+  "The maximum number of octets of an entry; a file with a longer entry is not accepted as a binary
+log.")
 
 (defun read-binary-log (stream)
   "Read the next entry of a binary log from STREAM, which gives octets, and return it, a
@@ -166,7 +167,7 @@ STREAM."
 
 (defun entry-octets (record type payload)
   "An entry of TYPE with PAYLOAD, keywords and values of MAKE-GRPC-LOG-ENTRY, as octets. The caller
-holds RECORD's lock."
+must hold RECORD's lock."
   (protobuf:serialize
    (apply #'binlog:make-grpc-log-entry
           :timestamp (ns-timestamp (real-time-ns))
@@ -177,7 +178,8 @@ holds RECORD's lock."
           payload)))
 
 (defun add-log-entry (record type &rest payload)
-  "Log an entry of TYPE with PAYLOAD, in the form of ENTRY-OCTETS. The caller holds RECORD's lock."
+  "Log an entry of TYPE with PAYLOAD, in the form of ENTRY-OCTETS. The caller must hold RECORD's
+lock."
   (add-to-journal (binary-log-journal (record-log record)) (entry-octets record type payload)))
 
 (defun peer-payload (record call)
@@ -253,7 +255,7 @@ holds RECORD's lock."
 ;;; Messages
 
 (defconstant +longest-content+ (expt 2 23)
-  "The most octets of a message that are logged, even if a filter allows more.")
+  "The maximum number of octets of a message that are logged, even if a filter allows more.")
 
 (defun log-dense-content (record call type octets start end encoding limit)
   "Log LIMIT octets of a message of CALL, compressed by ENCODING, as an entry of TYPE."

@@ -158,8 +158,8 @@ reason, a text or nil."
         (values lost why)))))
 
 (defun add-entry (file octets)
-  "Gather the entry OCTETS, to be written to FILE soon. Return as WRITE-GATHERED. Signal MISUSE if
-FILE must be begun again and cannot be; then OCTETS are lost."
+  "Gather the entry OCTETS, to be written to FILE soon. Return the values of WRITE-GATHERED. Signal
+MISUSE if FILE must be begun again and cannot be; then OCTETS are lost."
   (let ((size (+ 4 (length octets)))
         (lost 0)
         (why nil))

@@ -85,7 +85,8 @@ true if some are omitted."
   "~D octets of ~(~A~)" (length (dense-octets dense)) (dense-encoding dense))
 
 (defun expand (dense)
-  "The whole entry DENSE as octets."
+  "Return the octets of the log entry that DENSE holds, with its message decompressed if that is
+possible."
   (multiple-value-bind (outcome octets count)
       (encoding:expand-beginning (dense-encoding dense) (dense-octets dense) 0
                                  (length (dense-octets dense)) (dense-limit dense))

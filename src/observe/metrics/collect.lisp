@@ -8,7 +8,8 @@
 ;;; Contents of cells
 
 (defun merge-cells (pairs)
-  "PAIRS of attributes and a list of numbers; the numbers for the same attributes are added up."
+  "Return PAIRS, each of attributes and a list of numbers, with the numbers for the same attributes
+added up."
   (let ((table (make-hash-table :test 'equal))
         (order '()))
     (loop for (attributes . numbers) in pairs

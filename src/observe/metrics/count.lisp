@@ -116,12 +116,12 @@ loop is about to stop and the call must be counted now."
 
 (defmacro define-observers (name lambda-list documentation &body clauses)
   "Define NAME, a function of LAMBDA-LIST that returns an observer made of CLAUSES, the arguments of
-RPC:MAKE-OBSERVER. In these TARGET-RECORD is the target record to count in, (TALLY cells at value)
-adds to a cell and (NOTE cells at scale value) to a histogram; (ON-LOOP FORM) is FORM on a loop,
-else nil; (WITH-PROTOCOL (TARGET-RECORD CALL) BODY) is BODY with TARGET-RECORD bound to the target
-record for CALL's protocol; calls without a loop have no protocol. The function gets :target-record,
-a target record of a loop; or :target-records, a vector of the target records that threads without a
-loop share."
+RPC:MAKE-OBSERVER. In CLAUSES, TARGET-RECORD is the target record to count in. (TALLY cells at
+value) adds to a cell, and (NOTE cells at scale value) adds to a histogram. (ON-LOOP FORM) is FORM
+on a loop, else nil. (WITH-PROTOCOL (TARGET-RECORD CALL) BODY) is BODY with TARGET-RECORD bound to
+the target record for CALL's protocol; calls without a loop have no protocol. The function gets
+:target-record, a target record of a loop; or :target-records, a vector of the target records that
+threads without a loop share."
   (flet ((version (count record bind)
            `(macrolet ((tally (cells at value) (list ',count cells at value))
                        (note (cells at scale value) (list ',record cells at scale value))

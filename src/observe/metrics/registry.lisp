@@ -7,11 +7,12 @@
   "The number of shards for the threads that have no loop.")
 
 (defconstant +most-targets+ 500
-  "The most targets whose channels are counted separately; all others count as the target
-\"other\".")
+  "The maximum number of targets whose channels are counted separately; all others count as the
+target \"other\".")
 
 (defconstant +most-labels+ 64
-  "How many texts, such as reasons of disconnections, a target record counts separately.")
+  "The maximum number of texts, such as reasons of disconnections, that a target record counts
+separately.")
 
 (defclass metrics ()
   ((instruments :initarg :instruments :reader metrics-instruments) ; instruments that are on
@@ -183,8 +184,8 @@ are megabytes apart."
 ;; that is held by a counting thread
 
 (defun kept-target (metrics target kept)
-  "The value of grpc.target for TARGET; KEPT is the value of KEEP-TARGET for TARGET. The caller
-holds the metrics' lock."
+  "The value of grpc.target for TARGET; KEPT is the value of KEEP-TARGET for TARGET. The caller must
+hold the metrics' lock."
   (cond ((member target (metrics-targets metrics) :test #'equal) target)
         ((or (>= (length (metrics-targets metrics)) +most-targets+) (not kept))
          "other")

@@ -62,8 +62,8 @@ row is a name and how many cells it has."
   (attempts (make-array +statuses+ :initial-element nil) :type simple-vector :read-only t))
 
 (defconstant +runs+ 16
-  "The most runs of a target record. When all runs are in use, the loop reads the clock and counts
-them.")
+  "The maximum number of runs of a target record. When all runs are in use, the loop reads the clock
+and counts them.")
 
 (defstruct (run (:copier nil))
   "Calls of a server that began in one turn and ended alike since output was last sent."

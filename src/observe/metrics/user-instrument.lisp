@@ -91,8 +91,8 @@ Signal MISUSE for a wrong argument, or if METRICS has an instrument of this NAME
 
 (define-keyword-function make-up-down-counter
     (metrics name &key (unit "") (text "") attributes (max-series 2000))
-  "Return a counter of METRICS for a value that grows and shrinks, such as a queue. Arguments and
-errors as for MAKE-COUNTER. From any thread."
+  "Return a counter of METRICS for a value that grows and shrinks, such as a queue. The arguments
+and errors are as for MAKE-COUNTER. From any thread."
   (add-custom metrics name :up-down-counter :unit unit :text text :attributes attributes
                                             :max-series max-series))
 
@@ -101,7 +101,8 @@ errors as for MAKE-COUNTER. From any thread."
   "Return a gauge of METRICS, whose value is the number that was recorded last: see RECORD. If
 FUNCTION, a function without arguments, is given, it is called whenever METRICS are read. It returns
 a real or nil; or, with ATTRIBUTES, a list of lists, one for each series: a real followed by the
-values of the attributes. Arguments and errors as for MAKE-COUNTER. From any thread."
+values of the attributes. The other arguments and the errors are as for MAKE-COUNTER. From any
+thread."
   (add-custom metrics name :gauge :unit unit :text text :attributes attributes
                                   :function (check-function function ":function")
                                   :max-series max-series))
@@ -110,8 +111,8 @@ values of the attributes. Arguments and errors as for MAKE-COUNTER. From any thr
     (metrics name &key (unit "") (text "") attributes
                     (bounds (scale-values **latency**)) (max-series 2000))
   "Return a histogram of METRICS: see RECORD. BOUNDS, ascending reals, are the upper bounds of its
-buckets, inclusive; by default the bounds of gRPC's latencies, for seconds. Arguments and errors as
-for MAKE-COUNTER. From any thread."
+buckets, inclusive; by default the bounds of gRPC's latencies, for seconds. The other arguments and
+the errors are as for MAKE-COUNTER. From any thread."
   (add-custom metrics name :histogram :unit unit :text text :attributes attributes :bounds bounds
                                       :max-series max-series))
 
@@ -155,7 +156,7 @@ FUNCTION."
       (when (equal values (row-values (the row row))) (return row)))))
 
 (defun widen-table (custom)
-  "Give CUSTOM a table of twice the length. The caller holds the lock of CUSTOM's metrics."
+  "Give CUSTOM a table of twice the length. The caller must hold the lock of CUSTOM's metrics."
   (let ((table (make-array (* 2 (length (custom-table custom))) :initial-element '())))
     (dolist (row (custom-rows custom))
       (push row (svref table (table-place table (row-values row)))))
@@ -163,7 +164,7 @@ FUNCTION."
     (setf (custom-table custom) table)))
 
 (defun put-row (custom row)
-  "Add ROW, which is complete, to CUSTOM and return it. The caller holds the lock of CUSTOM's
+  "Add ROW, which is complete, to CUSTOM and return it. The caller must hold the lock of CUSTOM's
 metrics."
   (when (= (custom-row-count custom) (length (custom-table custom)))
     (widen-table custom))
@@ -181,15 +182,15 @@ metrics."
 
 (defun overflow-row (custom)
   "The row of CUSTOM for values without a row of their own; it is made now if it does not exist. The
-caller holds the lock of CUSTOM's metrics."
+caller must hold the lock of CUSTOM's metrics."
   (or (custom-overflow custom)
       (let ((row (new-row custom :overflow)))
         (sb-thread:barrier (:write))
         (setf (custom-overflow custom) row))))
 
 (defun add-row (custom values)
-  "The row of CUSTOM for VALUES. Make the row if it does not exist, unless CUSTOM already has the
-most rows that it may have."
+  "The row of CUSTOM for VALUES. Make the row if it does not exist, unless CUSTOM already has as
+many rows as it may have."
   (unless (= (length values) (length (custom-attributes custom)))
     (misuse "~A has the attributes ~S, not ~D values." (custom-name custom)
             (custom-attributes custom) (length values)))
@@ -224,9 +225,10 @@ most rows that it may have."
     (misuse "~S is not a number for ~A." number (custom-name custom))))
 
 (defun add (counter number &rest values)
-  "Add NUMBER, a real, to COUNTER, a value of MAKE-COUNTER, for which NUMBER must not be negative,
-or of MAKE-UP-DOWN-COUNTER. VALUES are the values of its attributes, in their order: strings,
-or objects that are shown as strings. Signal MISUSE for invalid arguments. From any thread."
+  "Add NUMBER, a real, to COUNTER, which MAKE-COUNTER or MAKE-UP-DOWN-COUNTER has made. For a
+counter of MAKE-COUNTER, NUMBER must not be negative. VALUES are the values of its attributes, in
+their order: strings, or objects that are shown as strings. Signal MISUSE for invalid arguments.
+From any thread."
   (unless (and (custom-p counter) (member (custom-kind counter) '(:counter :up-down-counter)))
     (misuse "~S is not a counter." counter))
   (check-number counter number)
@@ -236,8 +238,8 @@ or objects that are shown as strings. Signal MISUSE for invalid arguments. From 
   nil)
 
 (defun record (instrument number &rest values)
-  "Record NUMBER, a real, in INSTRUMENT, of MAKE-HISTOGRAM or MAKE-GAUGE. VALUES and errors as for
-ADD. From any thread."
+  "Record NUMBER, a real, in INSTRUMENT, of MAKE-HISTOGRAM or MAKE-GAUGE. VALUES and the errors are
+as for ADD. From any thread."
   (unless (and (custom-p instrument) (member (custom-kind instrument) '(:histogram :gauge))
                (null (custom-function instrument)))
     (misuse "~S is neither a histogram nor a gauge to record in." instrument))

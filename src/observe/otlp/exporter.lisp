@@ -3,10 +3,11 @@
 (in-package #:clgrpc.otlp)
 
 (defconstant +longest-back-off-seconds+ 5
-  "The longest back-off, after which a collector that was restarted is found again.")
+  "The maximum back-off, in seconds. A collector that was restarted is found again within about this
+time.")
 
 (defconstant +most-batch-spans+ 100000
-  "How many spans a request may have.")
+  "The maximum number of spans in a request.")
 
 (defclass otlp-exporter ()
   ((pipelines :initarg :pipelines :reader exporter-pipelines) ; one or two EXPORT-PIPELINEs

@@ -11,14 +11,14 @@
 (defconstant +longest-delay-seconds+ 30
   "The longest wait after many failures in a row.")
 (defconstant +shortest-told-seconds+ 1/10
-  "The shortest delay that a collector can ask for. Without a least pause we would send as fast as
+  "The shortest delay that a collector can ask for. Without a minimum pause we would send as fast as
 the collector refuses.")
 (defconstant +longest-told-seconds+ 300
   "How long a collector can make us wait.")
 
 (defconstant +accepted-octets+ 1048576
-  "The most octets of a request that is not treated as too long; collectors accept 4 MiB by
-default.")
+  "The maximum number of octets of a request that is not treated as too long; collectors accept 4
+MiB by default.")
 
 (defparameter *retryable* '(:cancelled :deadline-exceeded :aborted :out-of-range :unavailable
                             :data-loss)

@@ -5,11 +5,11 @@
 (in-package #:clgrpc.otlp)
 
 (defconstant +points-per-request+ 2000
-  "The most points of a request: a point takes some 100 to 500 octets, and collectors accept
-messages of 4 MiB by default.")
+  "The maximum number of points in a request. A point takes some 100 to 500 octets, and collectors
+accept messages of 4 MiB by default.")
 (defconstant +octets-per-request+ 2097152
-  "The most octets of a request. If points have long attributes, so that a request is longer, it is
-divided. A request of one point may be longer.")
+  "The maximum number of octets of a request. If points have long attributes, so that a request is
+longer, it is divided. A request of one point may be longer.")
 
 (defun hex-octets (text length)
   "The LENGTH octets that TEXT, hexadecimal digits, represents; no octets if TEXT is anything else."

@@ -13,11 +13,11 @@
 (in-package #:clgrpc.trace)
 
 (defconstant +most-baggage-members+ 64
-  "The most members of a baggage that are passed on.")
+  "The maximum number of members of a baggage that are passed on.")
 (defconstant +most-baggage-octets+ 8192
-  "The most octets of a baggage that are passed on.")
+  "The maximum number of octets of a baggage that are passed on.")
 (defconstant +most-joined-octets+ 4096
-  "The most octets that are passed on of a baggage in several headers.")
+  "The maximum number of octets that are passed on of a baggage in several headers.")
 
 (defun baggage-name-p (name)
   "True if NAME is a token (RFC 9110, section 5.6.2)."

@@ -59,7 +59,7 @@ peer repeats in each request is parsed once."
           (t (field-state (first states))))))
 
 (defconstant +longest-bin-octets+ 64
-  "The most octets of a grpc-trace-bin in base64; a longer field is not decoded.")
+  "The maximum number of octets of a grpc-trace-bin in base64; a longer field is not decoded.")
 
 (defun bin-octets (field)
   "The octets of FIELD, a grpc-trace-bin, or nil."

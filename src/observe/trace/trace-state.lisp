@@ -11,14 +11,15 @@
 
 (in-package #:clgrpc.trace)
 
-(defconstant +most-members+ 32 "How many members a tracestate may have.")
-(defconstant +most-state-octets+ 512 "The longest tracestate, in characters, that is passed on.")
+(defconstant +most-members+ 32 "The maximum number of members of a tracestate.")
+(defconstant +most-state-octets+ 512 "The maximum length, in characters, of a tracestate that is
+passed on.")
 (defconstant +long-member-octets+ 128
   "The length of a member above which it is among the first to be removed from a tracestate that is
 too long.")
 (defconstant +longest-state-octets+ 2048
-  "The most octets of a tracestate that is read. A tracestate in several headers, which is parsed in
-each request, is not read if it is longer than +MOST-STATE-OCTETS+.")
+  "The maximum number of octets of a tracestate that is read. A tracestate in several headers, which
+is parsed in each request, is not read if it is longer than +MOST-STATE-OCTETS+.")
 
 (deftype state-text () "Text that may be a tracestate." '(simple-array character (*)))
 

@@ -27,8 +27,8 @@
 
 (declaim (type (or null tracing) **tracing**))
 (defglobal **tracing** nil
-  "The last value of MAKE-TRACING: it gets the spans that have no parent and begin outside of
-calls.")
+  "The tracing that MAKE-TRACING has made last. It gets the spans that have no parent and begin
+outside of calls.")
 
 (defun clock-offset ()
   "The difference between the time since 1970 and the loops' clock; 0 in a simulated world."
