@@ -59,8 +59,8 @@ name, with which that list begins."
       (clgrpc-error (error) (complain error 1)))))
 
 (defconstant +exit-seconds+ 2
-  "The most time for other threads to end when the process exits, and for a reader to take the last
-output.")
+  "The maximum time, in seconds, that an exiting process gives other threads to end, and a reader to
+take the last output.")
 
 (defun write-everything ()
   "Write the waiting output of the log and the standard streams. Return false if the writing takes
@@ -94,15 +94,15 @@ RELOAD      a function without arguments, called at SIGHUP, on a thread of its o
             again, even if this is nil. nil by default
 Each option of the command line is also a keyword argument, such as :LOG-LEVEL :WARNING, whose value
 applies if ARGUMENTS do not have that option; all other keywords are those of START-SERVER. The
-server listens on 127.0.0.1:50051 by default. The log goes to the standard error, from :info on,
-unless *LOG-FUNCTION* has been set. RUN-SERVER prints \"listening on ADDRESS\" for each address once
-the server serves. A second signal ends the process at once, with the exit code 128 plus the
-signal's number. An end that takes ten seconds longer than :DRAIN-SECONDS ends the process at once
-with 1. Exiting unwinds the calling thread and runs SB-EXT:*EXIT-HOOKS*, unless the last output
-cannot be written since its reader has stopped reading. An error of START-SERVER, such as a port in
-use, is a line on the standard error and exit code 1. If the environment has NOTIFY_SOCKET
-(systemd's Type=notify), the service manager is notified when the program serves, reloads and ends.
-Signal MISUSE if RELOAD is not a function. Call this in the main thread."
+server listens on 127.0.0.1:50051 by default. The log, with events of :info and above, goes to the
+standard error, unless *LOG-FUNCTION* has been set. RUN-SERVER prints \"listening on ADDRESS\" for
+each address once the server serves. A second signal ends the process at once, with the exit code
+128 plus the signal's number. An end that takes ten seconds longer than :DRAIN-SECONDS ends the
+process at once with 1. Exiting unwinds the calling thread and runs SB-EXT:*EXIT-HOOKS*, unless the
+last output cannot be written since its reader has stopped reading. An error of START-SERVER, such
+as a port in use, is a line on the standard error and exit code 1. If the environment has
+NOTIFY_SOCKET (systemd's Type=notify), the service manager is notified when the program serves,
+reloads and ends. Signal MISUSE if RELOAD is not a function. Call this in the main thread."
   (unless (typep reload '(or null function)) (misuse ":RELOAD is a function, not ~S." reload))
   (let* ((written nil)
          (code (unwind-protect (run-as-asked services arguments options)

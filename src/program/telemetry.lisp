@@ -25,8 +25,8 @@
       all. The log's events have the ids of traces, recorded or not."))
 
 (defun begin-logging (level format access-log)
-  "Log events from LEVEL on, in FORMAT; if ACCESS-LOG logs calls, from :info on at least. If LEVEL
-is nil, do not change the log."
+  "Log events of LEVEL and above, in FORMAT. If ACCESS-LOG is true, events of :INFO and above are
+logged in any case. If LEVEL is nil, do not change the log."
   (when level
     (let ((level (if (and access-log (not (eq :debug level))) :info level)))
       (setf *log-function* (log-writer :level level :format format)))))

@@ -58,7 +58,7 @@ names of DEFINE-SHARED-OPTIONS replaced by their rows."
 parser default documentation), of options named like VARIABLE. An option whose VALUE is in brackets
 may be given without a value and then means \"true\". In place of the variable, (variable name)
 means that the option has that name and may be given several times; (variable nil alias…) means that
-it has the ALIASES, too."
+it also has the ALIASES."
   (flet ((option-name (variable name)
            (or name
                (format nil "~:[--~;-~]~(~A~)" (= 1 (length (string variable))) variable))))
