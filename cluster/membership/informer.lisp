@@ -84,7 +84,7 @@ were refused a catch-up: ON-CANCEL takes the lock too, and may be called on this
 
 (defun tell-watcher (informer watcher)
   "Send WATCHER the changes that it has not received, as many as its call accepts now. The caller
-holds the lock."
+must hold the lock."
   (let ((call (watcher-call watcher)) (view (informer-view informer)))
     (unless (or (watcher-catch-up watcher) (rpc:call-status call))
       (handler-case
@@ -117,7 +117,7 @@ thread."
                                                        +most-catch-ups+)))))
 
 (defun catch-up-watcher (informer watcher)
-  "Begin a catch-up of WATCHER, or refuse it. The caller holds the informer's lock."
+  "Begin a catch-up of WATCHER, or refuse it. The caller must hold the informer's lock."
   (cond ((<= +most-catch-ups+ (informer-catch-ups informer))
          (pushnew watcher (informer-refused informer)))
         (t (incf (informer-catch-ups informer))
@@ -126,7 +126,7 @@ thread."
                                    (lambda () (run-catch-up informer watcher))))))
 
 (defun drop-catch-up (informer watcher)
-  "Drop the catch-up of WATCHER. The caller holds the informer's lock."
+  "Drop the catch-up of WATCHER. The caller must hold the informer's lock."
   (when (watcher-catch-up watcher)
     (decf (informer-catch-ups informer))
     (setf (watcher-catch-up watcher) nil)))
@@ -215,8 +215,8 @@ view has the changes that follow."
         (when (typep catch-up 'etcd:watch) (etcd:cancel-watch catch-up))))))
 
 (defun count-watchers (informer)
-  "Report the number of watchers to the function ON-WATCHERS, if there is one. The caller holds the
-informer's lock."
+  "Report the number of watchers to the function ON-WATCHERS, if there is one. The caller must hold
+the informer's lock."
   (when (informer-on-watchers informer)
     (funcall (informer-on-watchers informer) (length (informer-watchers informer)))))
 
@@ -266,8 +266,8 @@ be late."
 
 (defun note-changed (informer changes &optional first)
   "Wake the threads that wait for changes of INFORMER's view, which has got CHANGES, and send
-CHANGES to the watchers; if this is the FIRST view, do so even without changes. The caller holds the
-informer's lock."
+CHANGES to the watchers; if this is the FIRST view, do so even without changes. The caller must hold
+the informer's lock."
   (when (or changes first)
     (sb-thread:condition-broadcast (informer-waitqueue informer))
     (dolist (watcher (informer-watchers informer)) (tell-watcher informer watcher))))

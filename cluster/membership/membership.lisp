@@ -45,7 +45,8 @@ store."
       (list :absent key)))
 
 (defconstant +generation-entries+ 64
-  "The number of entries in which a cluster keeps its generations.")
+  "The number of the store's entries that hold a cluster's last generations; names with equal hashes
+share an entry.")
 
 (defun generation-key (cluster name)
   "The key of the entry that has the generations of NAME and of other names."
@@ -53,7 +54,7 @@ store."
           (mod (reduce #'+ (string-octets name)) +generation-entries+)))
 
 (defun last-generation (entry)
-  "The last assigned generation in ENTRY, or nil."
+  "The last assigned generation in ENTRY; 0 if ENTRY is nil or has no number."
   (or (and entry
            (handler-case (parse-integer (etcd:entry-text entry) :junk-allowed t)
              (invalid-utf8 () nil)))

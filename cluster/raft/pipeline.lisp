@@ -38,8 +38,8 @@ request of any size."
            (<= (+ octets (pipe-octets pipe)) (peer-max-octets peer)))))
 
 (defun change-load (peer entries octets)
-  "Add ENTRIES and OCTETS, which may be negative, to the sums of PEER's pipe. The caller holds the
-pipe's lock."
+  "Add ENTRIES and OCTETS, which may be negative, to the sums of PEER's pipe. The caller must hold
+the pipe's lock."
   (let ((pipe (peer-pipe peer)))
     (when (zerop (pipe-entries pipe)) (setf (pipe-since-ns pipe) (loop:world-now)))
     (incf (pipe-entries pipe) entries)
@@ -108,7 +108,7 @@ outcomes."
 (defun empty-pipe (pipe)
   "Remove all requests from PIPE, whose stream has ended. Return three values: the batches that were
 sent, the queued requests that were not, and the reason why the stream was given up, or nil. The
-caller holds the lock of PIPE."
+caller must hold the lock of PIPE."
   (multiple-value-prog1 (values (fifo-items (pipe-sent pipe))
                                 (append (and (pipe-held pipe)
                                              (batch-queued-requests (pipe-held pipe)))
@@ -189,7 +189,7 @@ long."
 ;;; Sending
 
 (defun next-batch (peer)
-  "The batch to send to PEER now, or nil. The caller holds the lock of PEER's pipe."
+  "The batch to send to PEER now, or nil. The caller must hold the lock of PEER's pipe."
   (let ((pipe (peer-pipe peer)))
     (and (pipe-call pipe)
          (null (pipe-error pipe))
@@ -200,8 +200,8 @@ long."
                          (peer-batch-octets peer))))))
 
 (defun needs-stream-p (pipe)
-  "True if requests in PIPE wait for a stream, and one may be begun. The caller holds the lock of
-PIPE."
+  "True if requests in PIPE wait for a stream, and one may be begun. The caller must hold the lock
+of PIPE."
   (and (null (pipe-call pipe)) (fifo-items (pipe-waiting pipe)) (not (pipe-ending pipe))))
 
 (defun next-step (peer)
@@ -253,7 +253,8 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is not pumping any more."
       (unless (rpc:call-status call) (give-up-stream peer call (proper-error condition))))))
 
 (defun take-waiting (pipe)
-  "Take the queued requests that wait for a stream out of PIPE. The caller holds the lock of PIPE."
+  "Take the queued requests that wait for a stream out of PIPE. The caller must hold the lock of
+PIPE."
   (when (needs-stream-p pipe) (nth-value 1 (empty-pipe pipe))))
 
 (defun tell-waiting (peer queued-requests error)

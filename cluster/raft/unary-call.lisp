@@ -92,7 +92,7 @@ request and response."
 
 (defun await-pipe (pipe ready-p end-ns)
   "Wait until READY-P, a function, returns true, and return that value; return nil at END-NS, or if
-this thread runs a loop that no other thread can run meanwhile. The caller holds PIPE's lock."
+this thread runs a loop that no other thread can run meanwhile. The caller must hold PIPE's lock."
   (declare (type function ready-p))
   (loop (let ((ready (funcall ready-p)))
           (when ready (return ready))

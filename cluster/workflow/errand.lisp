@@ -174,8 +174,8 @@ children's places to ChildResults."
       (dolist (errand errands) (forget-errand node errand)))))
 
 (defun tell-some (node id number group)
-  "Report ends of children to the step NUMBER of the workflow ID. GROUP is an alist of errands and
-their Parents."
+  "Report ends of children to the step NUMBER of the workflow ID. GROUP is a list of (ERRAND .
+PARENT): the errand of a child that has ended, and the PARENT message of that child."
   (for-one (node id)
     (tell-parent node id number
                  (loop for (errand . parent) in group
@@ -184,8 +184,8 @@ their Parents."
                  (mapcar #'car group))))
 
 (defun tell-parents (node errands)
-  "Do ERRANDS, of children that have ended. Errands for one step are done together, as many as one
-change takes. Return the ids of the workflows that were changed."
+  "Report the ends of children that ERRANDS, a list, ask for. Errands for one step are done
+together, as many as fit into one change. Return the ids of the workflows that were changed."
   (let ((groups (make-hash-table :test 'equal)) (ids '()))
     (dolist (errand errands)
       (push (errand-id errand) ids)

@@ -22,7 +22,7 @@
     (unless (some #'ring-first rings) (remhash kind (ready-list-kinds list)))))
 
 (defun forget-ready-before (list id revision)
-  "Forget the tasks of the workflow ID that could be claimed before REVISION. The caller holds
+  "Forget the tasks of the workflow ID that could be claimed before REVISION. The caller must hold
 LIST's lock. Return false if something newer is known."
   (let ((task (gethash id (ready-list-tasks list))))
     (cond ((null task) t)

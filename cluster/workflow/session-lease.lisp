@@ -95,16 +95,16 @@ digits set to 0."
       (* +certain-share+ (lease-ms session-lease))))
 
 (defun session-leases (node)
-  "The SESSION-LEASEs of NODE, a list. The caller holds the node's lock."
+  "The SESSION-LEASEs of NODE, a list. The caller must hold the node's lock."
   (alexandria:hash-table-values (node-session-leases node)))
 
 (defun find-session-lease (node number)
-  "The SESSION-LEASE of NODE with the lease NUMBER, or nil. The caller holds the node's lock."
+  "The SESSION-LEASE of NODE with the lease NUMBER, or nil. The caller must hold the node's lock."
   (find number (session-leases node) :key #'lease-number))
 
 (defun place-record (record session-lease)
   "Note that the key of RECORD's session ends with SESSION-LEASE or, if that is nil, with a lease
-that is not the node's. The caller holds the node's lock."
+that is not the node's. The caller must hold the node's lock."
   (unless (eq session-lease (session-record-session-lease record))
     (quit-ring record)
     (setf (session-record-session-lease record) session-lease
@@ -164,14 +164,14 @@ meanwhile."
 ;;; A node's knowledge of sessions
 
 (defun note-heard (record)
-  "Note that RECORD's worker has sent a sign of life now. The caller holds the node's lock."
+  "Note that RECORD's worker has sent a sign of life now. The caller must hold the node's lock."
   (setf (session-record-heard-ms record) (steady-ms))
   (quit-ring record)
   (enter-ring record (session-lease-records (session-record-session-lease record))))
 
 (defun note-change-of-key (node record lease revision)
   "Note that the key of RECORD's session ends with the lease number LEASE since REVISION, unless
-NODE knows a later change. The caller holds the node's lock."
+NODE knows a later change. The caller must hold the node's lock."
   (let ((before (session-record-revision record)))
     (when (< before revision)
       (setf (session-record-revision record) revision)
@@ -289,14 +289,14 @@ sends no further heartbeats."
 
 (defun fall-silent (record)
   "Note that RECORD's session must get a lease of its own. A heartbeat from now on takes the session
-back. The caller holds the node's lock."
+back. The caller must hold the node's lock."
   (setf (session-record-stream record) nil)
   (quit-ring record)
   (enter-ring record (session-lease-silent (session-record-session-lease record))))
 
 (defun silent-records (session-lease now)
-  "The records of SESSION-LEASE whose sessions must get leases of their own at NOW. The caller holds
-the lock."
+  "The records of SESSION-LEASE whose sessions must get leases of their own at NOW. The caller must
+hold the lock."
   (loop with head = (session-lease-records session-lease)
         with silence = (* 1000 (ceiling (etcd:lease-seconds (session-lease-lease session-lease)) 2))
         for record = (ring-first head)  ; the record whose worker was heard least recently

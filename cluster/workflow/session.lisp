@@ -70,8 +70,8 @@ Return the session's name and its duration."
           when id collect id)))
 
 (defun claims-in-force (node session)
-  "The claims of SESSION, a list of (ID . FENCE) and one of their times, in milliseconds since
-1970."
+  "Return two lists: the claims that SESSION still holds, each (ID . FENCE), and the times at which
+they were made, in milliseconds since 1970."
   (let ((claims '()) (times '()) (ids (session-claims node session)))
     (loop while ids
           do (let ((some (loop repeat +most-payloads+ while ids collect (pop ids))))

@@ -327,7 +327,7 @@ searches."
 
 (defun arrivals (task-queue kinds)
   "The counts of arrived tasks of KINDS, which may include tasks of other kinds that share their
-counters. The caller holds the task queue's lock."
+counters. The caller must hold the task queue's lock."
   (loop for kind in kinds collect (svref (task-queue-arrivals task-queue) (arrival-place kind))))
 
 (defun arrivals-now (task-queue kinds)
@@ -396,7 +396,7 @@ turn it is; nil if no claim waits."
 
 (defun retry-waiting (task-queue waiting &optional kind id)
   "Plan another try of WAITING, for the task of the workflow ID, of KIND, or for any task. The
-caller holds the lock."
+caller must hold the lock."
   (setf (waiting-woken waiting)
         (and kind (list kind id (arrivals task-queue (waiting-kinds waiting)))))
   (enqueue waiting (task-queue-retries task-queue))
@@ -405,7 +405,7 @@ caller holds the lock."
 
 (defun wake-claim (task-queue kind id)
   "Let the first claim that waits for KIND try the task of the workflow ID, which may be claimable.
-The caller holds the task queue's lock."
+The caller must hold the task queue's lock."
   (incf (svref (task-queue-arrivals task-queue) (arrival-place kind)))
   (let ((waiting (take-first task-queue kind)))
     (when waiting (retry-waiting task-queue waiting kind id))))
@@ -537,7 +537,7 @@ responsibility for the task for which it was woken."
 
 (defun check-waiting (task-queue session limits)
   "Signal BACKLOG-FULL if as many claims of SESSION, or of its identity, wait in TASK-QUEUE as
-LIMITS allow. The caller holds the task queue's lock."
+LIMITS allow. The caller must hold the task queue's lock."
   (let ((most (limits-max-waiting-claims-per-session limits))
         (most-of-owner (limits-max-waiting-claims-per-identity limits))
         (owner (session-owner session))
@@ -553,7 +553,8 @@ LIMITS allow. The caller holds the task queue's lock."
                    "too many claims of one identity are waiting"))))
 
 (defun count-waiting (task-queue session by)
-  "Add BY to the count of claims of SESSION in TASK-QUEUE. The caller holds the task queue's lock."
+  "Add BY to the count of claims of SESSION in TASK-QUEUE. The caller must hold the task queue's
+lock."
   (let ((owners (task-queue-owners task-queue)) (owner (session-owner session)))
     (when (zerop (incf (gethash owner owners 0) by)) (remhash owner owners))))
 

@@ -137,8 +137,8 @@ are later entries of the same revision."
 
 (defun send-waiting (subscription)
   "Send the waiting changes of SUBSCRIPTION, as many as its peer accepts. Return true if
-SUBSCRIPTION has ended with one of them, the end of its workflow. The caller holds SUBSCRIPTION's
-lock."
+SUBSCRIPTION has ended with one of them, the end of its workflow. The caller must hold
+SUBSCRIPTION's lock."
   (loop with queue = (subscription-queue subscription)
         while (and (fifo-items queue)
                    (not (subscription-ended subscription)))
@@ -189,7 +189,7 @@ lock."
 ;;; The feed
 
 (defun subscriptions-for (feed id)
-  "The subscriptions to changes of the workflow ID, a fresh list. The caller holds FEED's lock."
+  "The subscriptions to changes of the workflow ID, a fresh list. The caller must hold FEED's lock."
   (append (gethash id (feed-subscriptions feed)) (gethash "" (feed-subscriptions feed)) '()))
 
 (defun subscriptions (feed)

@@ -253,17 +253,17 @@ change."
     (if dot (subseq session (1+ dot)) "")))
 
 (defun count-session (node session by)
-  "Add BY to the number of sessions of SESSION's owner. The caller holds the node's lock."
+  "Add BY to the number of sessions of SESSION's owner. The caller must hold the node's lock."
   (let ((owner (session-owner session)) (owners (node-owners node)))
     (unless (string= "" owner)
       (when (zerop (incf (gethash owner owners 0) by)) (remhash owner owners)))))
 
 (defun find-record (node session)
-  "The SESSION-RECORD of SESSION at NODE, or nil. The caller holds the node's lock."
+  "The SESSION-RECORD of SESSION at NODE, or nil. The caller must hold the node's lock."
   (values (gethash session (node-session-records node))))
 
 (defun ensure-record (node session)
-  "The SESSION-RECORD of SESSION at NODE. The caller holds the node's lock."
+  "The SESSION-RECORD of SESSION at NODE. The caller must hold the node's lock."
   (or (find-record node session)
       (let ((record (%make-session-record session)))
         (isolate-ring record)
@@ -322,7 +322,7 @@ one."
 
 (defun check-sessions-of (node owner)
   "Signal BACKLOG-FULL if OWNER, unless it is empty, already has as many sessions as it may have.
-The caller holds the node's lock."
+The caller must hold the node's lock."
   (let ((most (limits-max-sessions-per-identity (node-limits node)))
         (count (gethash owner (node-owners node) 0)))
     (when (<= most count)

@@ -89,19 +89,19 @@ Interrupts are off meanwhile."
       (car next))))
 
 (defun forget-watch (multiplex watch)
-  "Take WATCH out of the watches of MULTIPLEX's stream. The caller holds the lock of MULTIPLEX."
+  "Take WATCH out of the watches of MULTIPLEX's stream. The caller must hold the lock of MULTIPLEX."
   (when (watch-number watch) (remhash (watch-number watch) (multiplex-watches multiplex))))
 
 (defun begun-watch (multiplex number)
   "The number of the watch that etcd has begun or refused: NUMBER or, if NUMBER is not known, the
-number of the watch that was requested first. The caller holds the lock of MULTIPLEX."
+number of the watch that was requested first. The caller must hold the lock of MULTIPLEX."
   (let ((opening (multiplex-opening multiplex)))
     (loop for first = (and (fifo-items opening) (car (dequeue opening)))
           while first
           do (when (or (minusp number) (= first number)) (return first)))))
 
 (defun addressees (multiplex response)
-  "The watches that RESPONSE is for. The caller holds the lock of MULTIPLEX."
+  "The watches that RESPONSE is for. The caller must hold the lock of MULTIPLEX."
   (let ((number (pb:watch-response-watch-id response))
         (watches (multiplex-watches multiplex)))
     (flet ((watch-of (number)
@@ -129,7 +129,7 @@ number of the watch that was requested first. The caller holds the lock of MULTI
 
 (defun take-stream (multiplex)
   "Forget the stream of MULTIPLEX, which is over, and return the watches that it had. The caller
-holds the lock."
+must hold the lock."
   (setf (multiplex-call multiplex) nil)
   (clear-fifo (multiplex-opening multiplex))
   (loop for watch being the hash-values of (multiplex-watches multiplex)
@@ -170,7 +170,7 @@ holds the lock."
 (defun stream-with (multiplex etcd token)
   "The stream of MULTIPLEX. A new stream is opened if MULTIPLEX has no stream, or if its stream was
 opened with another TOKEN than the valid one; then its watches move to the new stream. The caller
-holds the lock of sending."
+must hold the lock of sending."
   (let ((call (multiplex-call multiplex)))
     (cond ((and call (eq token (multiplex-token multiplex))) call)
           (t (when call

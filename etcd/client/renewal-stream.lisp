@@ -37,7 +37,7 @@
           present))))
 
 (defun fail-pending (stream condition)
-  "Fail the renewals that wait on STREAM with CONDITION. The caller holds STREAM's lock."
+  "Fail the renewals that wait on STREAM with CONDITION. The caller must hold STREAM's lock."
   (loop for all being the hash-values of (renewal-stream-pending stream)
         do (dolist (pending all) (setf (pending-renewal-failure pending) condition)))
   (clrhash (renewal-stream-pending stream))

@@ -132,7 +132,7 @@ a user's thread here, half a revision would remain."
 
 (defun leave-due-calls (engine now)
   "Let the job of ENGINE call the listeners that are due at NOW or have something to send: the
-thread that was to call them may have been interrupted. The caller holds ENGINE's lock."
+thread that was to call them may have been interrupted. The caller must hold ENGINE's lock."
   (loop for listener being the hash-keys of (engine-listeners engine)
         do (when (or (<= (listener-due-ns listener) now)
                      (fifo-items (listener-ready listener)))
@@ -149,7 +149,7 @@ thread that was to call them may have been interrupted. The caller holds ENGINE'
 
 (defun seconds-to-wait (engine)
   "The seconds until ENGINE's job has something to do; nil if the job may wait until it is woken.
-The caller holds ENGINE's lock."
+The caller must hold ENGINE's lock."
   (let ((look (next-look-ns (engine-store engine))))
     (when (or look (plusp (hash-table-count (engine-listeners engine))))
       (ns-seconds (max 0 (min +tick-ns+ (- (or look most-positive-fixnum)

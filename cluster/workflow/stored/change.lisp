@@ -27,7 +27,8 @@ such a message, or SOUND-P is false for it, log EVENT, a warning, and return nil
       (protobuf:protobuf-error (condition) (warn-of (bounded-text condition))))))
 
 (defun readable-state (entry)
-  "As ENTRY-STATE, but nil, with a warning, if the value of ENTRY is not a state of a workflow."
+  "Return the value of ENTRY-STATE for ENTRY. If the value of ENTRY is not a state of a workflow,
+log a warning and return nil."
   (read-sound #'entry-state
               (lambda (state) (plusp (length (pb:workflow-state-changes state))))
               :workflow-unreadable entry))

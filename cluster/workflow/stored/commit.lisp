@@ -48,7 +48,7 @@ ended, or no thread will make it.")
 
 (defun take-commits (group)
   "Remove the first commits of GROUP's queue that fit into one request, and return them in order.
-The caller holds GROUP's lock."
+The caller must hold GROUP's lock."
   (let ((taken '()) (left '()) (octets 0) (ids (make-hash-table :test 'equal)) (full nil))
     (dolist (commit (clear-fifo (commit-group-queue group)))
       (cond ((or full
