@@ -29,12 +29,14 @@ Other entries:
  :STAGE, the stage that CALL has reached, or had reached when CALL ended with another status than
    :ok. The stage may also be :SEND if the peer does not receive the data to send; :BEGIN if the
    call's deadline had passed before it waited for anything; :CREDENTIALS if its call credentials
-   have not answered yet, or have failed. The entries also include :ATTEMPTS, the number of attempts
- to connect for which CALL has waited; :MESSAGES-SENT and :MESSAGES-RECEIVED, numbers of messages;
- :UNSENT-OCTETS, of messages that the peer has not received; :REMAINING, the seconds until the
- deadline, negative after it; :REQUESTS-OPEN, true if the stage is :WAIT and the caller has not
- ended its requests by CLOSE-SEND. A call within the image has only :STAGE, with the value :QUEUE or
- :ANSWER, since reading the clock would cost more than the rest of the call. From any thread."
+   have not answered yet, or have failed;
+ :ATTEMPTS, the number of attempts to connect for which CALL has waited;
+ :MESSAGES-SENT and :MESSAGES-RECEIVED, numbers of messages;
+ :UNSENT-OCTETS, of messages that the peer has not received;
+ :REMAINING, the seconds until the deadline, negative after it;
+ :REQUESTS-OPEN, true if the stage is :WAIT and the caller has not ended its requests by CLOSE-SEND.
+A call within the image has only :STAGE, with the value :QUEUE or :ANSWER, since reading the clock
+would cost more than the rest of the call. From any thread."
   (let ((unsent (call-unsent-octets call)))
     (append (operate stages call)
             (unless (eq :ok (call-status call)) (list :stage (call-stage call)))

@@ -190,8 +190,8 @@ BODY         octets, or nil for a request without a body
 CREDENTIALS  the TLS credentials for a URL that begins with https, made with :alpn nil; by default
              the server needs a certificate that the system trusts
 TIMEOUT      the seconds until an answer must have been read
-MOST-OCTETS  the maximum number of octets of the answer's body Signal :unavailable if no answer
-comes in time, or it cannot be read. From any thread but a loop's."
+MOST-OCTETS  the maximum number of octets of the answer's body
+Signal :unavailable if no answer comes in time, or it cannot be read. From any thread but a loop's."
   (let* ((credentials (and (url-secure url) (or credentials (loop:tls-credentials :alpn nil))))
          (exchange (make-exchange :http-method http-method :most-octets most-octets
                                   :request (request-octets http-method url headers body))))

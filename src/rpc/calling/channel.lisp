@@ -31,13 +31,17 @@ it is not closed automatically. Return CHANNEL. From any thread."))
  :NEXT-ATTEMPT, if there is one, the seconds until the next attempt to connect;
  :SHARED-BY, how many channels use the server's connections, if this channel shares them (calls and
    picks are this channel's own);
- :ATTRIBUTES, from the resolver, if there are any; and the entries that the policy adds. The second
-value is a plist of the channel: :TARGET and :STATE; :POLICY, its name as in a service config;
-:PICKER, a text that describes which servers get calls; :RETRY-TOKENS, how many tokens
-retryThrottling has left, once an attempt has failed; :WAITING, how many calls wait for a connection
-or a stream; the entries that the policy adds; and :CHILDREN, a list of such plists for the policies
-below it. A channel within the image has no addresses. These data are meant for people, and may be
-extended. From any thread.")
+ :ATTRIBUTES, from the resolver, if there are any;
+ the entries that the policy adds.
+The second value is a plist of the channel:
+ :TARGET and :STATE;
+ :POLICY, its name as in a service config;
+ :PICKER, a text that describes which servers get calls;
+ :RETRY-TOKENS, how many tokens retryThrottling has left, once an attempt has failed;
+ :WAITING, how many calls wait for a connection or a stream;
+ the entries that the policy adds, and :CHILDREN, such plists for the policies below it.
+A channel within the image has no addresses. These data are meant for people, and may be extended.
+From any thread.")
   (:method ((channel channel))
     (values '() (list :target (channel-target channel) :state (channel-state channel)))))
 
