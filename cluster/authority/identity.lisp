@@ -13,7 +13,7 @@
   "True if TEXT is meant as a SPIFFE identity, or as a pattern of SPIFFE identities."
   (uiop:string-prefix-p *spiffe-scheme* text))
 
-(defconstant +longest-identity+ 2048 "The most octets of a SPIFFE identity.")
+(defconstant +longest-identity+ 2048 "The maximum number of octets of a SPIFFE identity.")
 
 (defun spiffe-identity-p (text)
   "True if TEXT is a SPIFFE identity with a path (SPIFFE-ID, sections 2.1 to 2.3): no port, query or

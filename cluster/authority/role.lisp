@@ -83,8 +83,8 @@ used."
 (defun access-refusal (authority role call &key kind name)
   "Return nil if AUTHORITY gives ROLE to the peer of CALL, the server's end of a call, or nil; else
 a string for the peer that gives the reason for the refusal. KIND is the kind of tasks for :work, or
-nil; NAME is the name of a member: for :join, of the member that the peer asks to be; for :raft, of
-the member that the sender claims to be. From any thread."
+nil. NAME is the name of a member: for :join, the member that the peer asks to be; for :raft, the
+member that the sender claims to be. From any thread."
   (unless (or (within-image-p call) (open-p authority role call))
     (let ((identities (call-identities call)))
       (unless (some (lambda (permission) (given-p permission identities role kind name))

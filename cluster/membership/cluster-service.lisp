@@ -18,7 +18,7 @@
 
 (defun make-service (store &key (cluster "default") (max-members 1000) (lease-seconds 10)
                              allow)
-  "As MAKE-CLUSTER-SERVICE, but the service follows its store only after FOLLOW-STORE."
+  "Do what MAKE-CLUSTER-SERVICE does, but let the service follow its store only after FOLLOW-STORE."
   (check-type max-members (integer 1 100000))
   (check-type lease-seconds (integer 2 3600))
   (make-instance 'cluster-service :informer (make-informer store cluster) :max-members max-members

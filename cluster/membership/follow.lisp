@@ -52,9 +52,9 @@ that revision. With REVISION 0 FUNCTION gets the members first; otherwise the ch
 revision on. When the node ends, the next node that CHANNEL reaches continues from there, so each
 change is reported once, in order. If the store has compacted the next changes, or has gone back to
 older data, FUNCTION gets all members again. FOLLOW-CLUSTER ends only by a non-local exit of
-FUNCTION, an error in FUNCTION, or an RPC-ERROR: a permanent one, or, when no node has answered for
-PATIENCE-SECONDS (60), the last error, or UNAVAILABLE if there was no error. Only the
-keepalive-seconds of CHANNEL detect a node that hangs later. From any thread but a loop's."
+FUNCTION, an error in FUNCTION, or an RPC-ERROR. That is a permanent error; or, when no node has
+answered for PATIENCE-SECONDS (60), the last error, or UNAVAILABLE if no error has occurred. Only
+the keepalive-seconds of CHANNEL detect a node that hangs later. From any thread but a loop's."
   (let ((end nil)                       ; the time when patience ends; nil while a node answers
         (pauses (loop:make-pauses +follow-pause-seconds+ +follow-pause-seconds+)))
     (loop

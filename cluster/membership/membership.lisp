@@ -10,7 +10,8 @@
 (in-package #:clgrpc.cluster)
 
 (defconstant +most-tries+ 20
-  "The most times that a process reads and decides again because another has written meanwhile.")
+  "The maximum number of times that a process reads and decides, if each time another process has
+written meanwhile.")
 (defconstant +first-try-pause-seconds+ 1/200
   "About how long a process waits before its second try, so that many processes that write at the
 same time all succeed.")
@@ -103,8 +104,8 @@ the store at which they were read. Signal an ETCD-ERROR. From any thread."
                        max-members)))
 
 (defun write-or-look (store cluster member entry lease given)
-  "As WRITE-MEMBER, with LEASE. In the entry GIVEN, or nil, the generation of MEMBER replaces the
-former one. If the result of the write is unknown, look at the store."
+  "Put MEMBER in place of ENTRY, under LEASE, as WRITE-MEMBER does, and its generation in place of
+the entry GIVEN, or nil. If the result of the write is unknown, look at the store."
   (handler-bind
       ((etcd:etcd-error
          (lambda (condition)

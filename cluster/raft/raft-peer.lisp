@@ -88,12 +88,12 @@ SENDER and GROUP are strings, which are sent with each message. TARGET is a targ
 accepts it, such as \"10.0.0.2:7000\", or a channel, such as SERVER-CHANNEL returns, which
 CLOSE-PEER leaves open. The peer's channel connects at once, in the background, and again whenever
 the connection is lost. TIMEOUT is the longest time for an answer, in seconds; in the pipeline, the
-longest time without an answer while answers are awaited. The keywords of the pipeline are WINDOW,
-the most requests under way; BATCH-ENTRIES and BATCH-OCTETS, the most entries, and octets of their
-data, in one request; MAX-ENTRIES and MAX-OCTETS, the most that the pipeline holds in all before
-they are answered. With METRICS, messages are counted there under the peer's NAME. The other
-keywords are MAKE-CHANNEL's, such as :credentials. Signal MISUSE for wrong arguments. From any
-thread; end it with CLOSE-PEER."
+longest time without an answer while answers are awaited. For the pipeline, WINDOW is the maximum
+number of requests under way. BATCH-ENTRIES and BATCH-OCTETS are the maximum numbers of entries, and
+of octets of their data, in one request. MAX-ENTRIES and MAX-OCTETS are the maximum numbers of these
+in the whole pipeline until they are answered. With METRICS, messages are counted there under the
+peer's NAME. The other keywords are MAKE-CHANNEL's, such as :credentials. Signal MISUSE for wrong
+arguments. From any thread; end it with CLOSE-PEER."
   (setf name (checked-name name)
         group (checked-name group)
         sender (checked-name sender))
@@ -133,10 +133,10 @@ thread; end it with CLOSE-PEER."
 (defun peer-statistics (peer)
   "Return the statistics of PEER, a plist:
  :STATE, of its channel;
- :MESSAGES, that were answered, and :FAILURES;
- :ENTRIES and :OCTETS, of data sent;
+ :MESSAGES, the number of those that were answered, and :FAILURES, of those that failed;
+ :ENTRIES and :OCTETS, the numbers of entries and of octets of data that were sent;
  :LATENCY, the mean time to an answer in seconds, or nil;
- :STREAMS, begun by the pipeline;
+ :STREAMS, the number of streams that the pipeline has begun;
  :QUEUED-ENTRIES, :QUEUED-OCTETS and :UNDER-WAY, the entries, octets and unanswered requests that
    the pipeline has now.
 From any thread."

@@ -20,7 +20,8 @@
 
 (defconstant +date-slack-ms+ 250
   "The largest difference, in ms, of dates that are treated as equal.")
-(defconstant +longest-step-ms+ 3600000 "The most, in ms, by which the date is moved at once.")
+(defconstant +longest-step-ms+ 3600000 "The maximum change of the date, in milliseconds, that is
+made at once.")
 (defconstant +lonely-proof-ms+ 600000
   "The time, in ms, after which a node that is alone accepts a date of its machine that differs by
 more than +LONGEST-STEP-MS+.")
@@ -59,7 +60,7 @@ node reports its machine's date three times in this period.")
   (floor (the integer (funcall (the function (dates-clock dates)))) 1000000))
 
 (defun middle (offsets)
-  "The middle one of OFFSETS, twice, or the middle two."
+  "Two values: the middle two of OFFSETS, or twice the middle one if the number of OFFSETS is odd."
   (let* ((sorted (sort (copy-list offsets) #'<)) (count (length sorted)))
     (values (elt sorted (floor (1- count) 2)) (elt sorted (floor count 2)))))
 

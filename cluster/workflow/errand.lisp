@@ -14,8 +14,8 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +most-ends+ 40
-  "The most ends of children that one change of their parent notes. Each of these ends needs two
-operations: for its result, and for the removal of its errand.")
+  "The maximum number of ends of children that one change of their parent notes. Each of these ends
+needs two operations: for its result, and for the removal of its errand.")
 
 (defstruct (errand (:copier nil))
   "An errand in the store."

@@ -70,7 +70,7 @@ was opened last, and the namespace."
       instruments)))
 
 (defun begin-counting (node metrics)
-  "NODE counts in METRICS, unless that is nil, until END-COUNTING."
+  "Let NODE count in METRICS, unless that is nil, until END-COUNTING."
   (when-let ((instruments (metrics:ensure-instruments metrics 'instruments #'new-instruments)))
     (setf (node-instruments node) instruments)
     (sb-ext:atomic-push node (instruments-nodes instruments))))

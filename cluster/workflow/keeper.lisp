@@ -21,7 +21,7 @@
   "The longest time for which a closing node waits for its jobs, whose store may hang, and for its
 lease to end.")
 (defconstant +least-leaving-seconds+ 1/4
-  "The least time for which a closing node waits for its lease to end.")
+  "The minimum time for which a closing node waits for its lease to end.")
 (defconstant +date-seconds+ 10 "How often a node reports its machine's date.")
 
 (defun wake-keeper (node function)
@@ -33,7 +33,8 @@ lease to end.")
 ;;; The watch of the index
 
 (defun note-ready-change (node parts put revision)
-  "The key of a task, PARTS below index/ready, was PUT or removed at REVISION."
+  "Note that the key of a task was put, if PUT is true, or removed at REVISION. PARTS are the parts
+of the key below index/ready."
   (let ((list (node-ready-list node)) (kind (first parts)) (id (fourth parts)))
     (cond ((null id))                   ; none of ours
           (put (note-ready-entry list kind (rest parts) revision)
@@ -360,31 +361,24 @@ that the store does not do now is done when it answers again."
 (defun make-workflow-service (etcd &rest limits
                               &key (namespace "default") allow metrics health clock
                               &allow-other-keys)
-  "Return a service of workflows, for START-SERVER, whose store is ETCD, a value of MAKE-ETCD. Any
-number of nodes serve the workflows of one NAMESPACE, a string that is part of every key. METRICS, a
-value of MAKE-METRICS, counts the service's events; HEALTH is a HEALTH-SERVICE, in which the service
-reports whether the store answers. CLOCK is a function that returns the time in nanoseconds since
-1970, by default the machine's; timers and deadlines follow it. ALLOW is a list of permissions,
-(ROLE . PATTERN): a peer whose identity matches PATTERN, see START-NODE, may :start workflows,
-signal them and create schedules, :work, :read, or :operate, which is to cancel and delete
-workflows, and to pause and delete schedules; the role (:work KIND) is for tasks of the kind KIND.
-If no permissions are given, a peer may do all of this without TLS, and nothing with TLS. Calls
-within the image may do everything. Limits, for this node: :max-payload-octets (1000000) of inputs,
-a result, a signal; :max-steps (256), :max-changes (5000), :max-state-octets (400000), of its steps
-with their states, and :max-signals (100) that wait, for a workflow, or for each of its runs;
-:max-children (100) of a step and :max-depth (8) of children of children; :max-schedules (1000);
-:max-running (1000000) workflows, whose children run beyond that; :max-store-share (7/10) of the
-store's quota, above which no workflow is started; :store-quota octets (2 GB) is the quota if the
-store does not report it; :max-sessions (100000), and :max-sessions-per-identity (1000) of one
-certificate's; :max-session-seconds (120) that one lasts without a heartbeat; :max-held (1000) tasks
-of a session; :max-waiting-claims (10000), :max-waiting-claims-per-session (1000), and
-:max-waiting-claims-per-identity (5000); :max-watches (20000), and :max-watches-per-peer (10000) of
-one address; :max-tasks (16) of a claim; :attempt-seconds (an hour; nil for no limit), the time of
-an attempt whose step gives none, exact to some seconds; :retention-seconds (a week; nil for ever),
-for which an ended workflow is kept, and :retention-octets (nil), about the most octets of all ended
-workflows; the oldest are deleted first. The service has threads from now on, which
-CLOSE-WORKFLOW-SERVICE ends, and so does STOP-SERVER of the service's server. ETCD need not be
-reachable yet. Signal MISUSE for a wrong namespace. From any thread."
+  "Return a service of workflows, for START-SERVER. Any number of nodes serve the workflows of one
+namespace. Calls within the image may do everything.
+ETCD       the client of the service's store, which need not be reachable yet
+NAMESPACE  a string that is part of every key; \"default\" by default
+ALLOW      a list of permissions, (ROLE . PATTERN): a peer whose identity matches PATTERN, see
+           START-NODE, has ROLE. With the role :start a peer may start workflows, signal them and
+           create schedules; with :work it may do all tasks, with (:work KIND) tasks of the kind
+           KIND; with :read it may read; with :operate it may cancel and delete workflows, and pause
+           and delete schedules. If no permissions are given, a peer may do all of this without TLS,
+           and nothing with TLS
+METRICS    an object that MAKE-METRICS returned, which counts the service's events
+HEALTH     a HEALTH-SERVICE, in which the service reports whether the store answers
+CLOCK      a function that returns the time in nanoseconds since 1970, by default the machine's;
+           timers and deadlines follow it
+The other keywords are limits of this node, such as :MAX-RUNNING; LIMIT-NAMES returns their names,
+and doc/cluster/workflows.md explains them and has their defaults. The service starts threads now;
+CLOSE-WORKFLOW-SERVICE ends them, and so does STOP-SERVER of the service's server. Signal MISUSE for
+a wrong namespace. From any thread."
   (let* ((node (make-instance 'workflow-service
                               :etcd etcd :namespace namespace :root (root-of namespace)
                               :health health

@@ -12,7 +12,7 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +most-ready+ 50000 "The most ready tasks that a node knows of.")
+(defconstant +most-ready+ 50000 "The maximum number of ready tasks that a node knows of.")
 
 (defun drop-task (list task)
   "Remove TASK from LIST, whose lock is held."

@@ -58,7 +58,8 @@
 (defconstant +renewals+ 8 "How often a lease is renewed within its duration.")
 (defconstant +certain-share+ 1/3
   "The share of a lease's time after which the lease is renewed before a heartbeat is answered.")
-(defconstant +moved-together+ 32 "The most sessions that one request moves to leases of their own.")
+(defconstant +moved-together+ 32 "The maximum number of sessions that one request moves to leases of
+their own.")
 
 (defun session-seconds (session)
   "The seconds in the name SESSION. Signal SESSION-LOST for a name that is not a session's."
@@ -235,7 +236,8 @@ not know the session."
     (let ((record (find-record node session))) (and record (session-record-revision record)))))
 
 (defun fetch-revision (node session)
-  "As KNOWN-REVISION, but read from the store. Signal SESSION-LOST if SESSION does not exist."
+  "Return the revision at which the key of SESSION was changed last, read from the store. Signal
+SESSION-LOST if SESSION does not exist."
   (if-let ((entry (etcd:fetch (node-etcd node) (session-key node session))))
     (etcd:entry-changed entry)
     (refuse :session-lost "there is no session ~A" session)))

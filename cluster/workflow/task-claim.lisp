@@ -21,15 +21,15 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +spare-candidates+ 8 "How many more tasks are examined than are requested.")
-(defconstant +claim-octets+ 2000000 "The most octets of inputs of the tasks that one claim gets,
-unless a single task has more.")
-(defconstant +claim-state-octets+ 1000000 "The most octets of states that one claim puts; etcd
-accepts 1.5 MB.")
+(defconstant +claim-octets+ 2000000 "The maximum number of octets of inputs of the tasks that one
+claim gets, unless a single task has more.")
+(defconstant +claim-state-octets+ 1000000 "The maximum number of octets of states that one claim
+puts; etcd accepts 1.5 MB.")
 (defconstant +longest-wait-ms+ 60000 "Of a claim.")
 (defconstant +claimers+ 4 "The number of jobs that try claims again.")
 (defconstant +passed-claims+ 256
-  "The most waiting claims that are skipped in the search for the claim of a worker with fewer
-tasks.")
+  "The maximum number of waiting claims that are skipped in the search for the claim of a worker
+with fewer tasks.")
 (defconstant +claim-rounds+ 5 "How often a claim looks for other tasks if the tasks that it has
 found were taken.")
 

@@ -17,15 +17,15 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +most-waiting-changes+ 1000 "The most changes that wait in a watch whose peer does not
-accept them.")
+(defconstant +most-waiting-changes+ 1000 "The maximum number of changes that wait in a watch whose
+peer does not accept them.")
 (defconstant +most-waiting-of-all+ 1000000
-  "The most waiting changes of all watches of a node; each watch may have its share.")
+  "The maximum number of waiting changes of all watches of a node; each watch may have its share.")
 (defconstant +most-early-changes+ 20000
-  "The most changes that wait in a watch that still gets earlier changes.")
+  "The maximum number of changes that wait in a watch that still gets earlier changes.")
 (defconstant +most-senders+ 32
-  "The most threads of a node that wait for room to send earlier changes: other jobs of the store's
-client need threads, too.")
+  "The maximum number of threads of a node that wait for room to send earlier changes. It is limited
+because other jobs of the store's client also need threads.")
 
 (defstruct (subscription (:constructor make-subscription (call id peer)) (:copier nil))
   "A client's watch at a node. A watch is a call."

@@ -345,7 +345,8 @@ so that another attempt is useless."
   (eq task (worker-alone worker)))
 
 (defun attempt-alone (worker task)
-  "Like ATTEMPT-TASK, but wait until nothing else is under way."
+  "Do what ATTEMPT-TASK does, once nothing else is under way in WORKER. If that takes too long, or
+WORKER closes or TASK is lost before, give TASK back."
   (with-worker (worker) (push task (worker-suspects worker)))
   (unwind-protect (if (enter-alone worker task)
                       (attempt-or-give-back worker task)
@@ -355,7 +356,8 @@ so that another attempt is useless."
       (setf (worker-suspects worker) (remove task (worker-suspects worker))))))
 
 (defun attempt-beside (worker task)
-  "As ATTEMPT-TASK, unless another task must be done alone: then give TASK back."
+  "Do what ATTEMPT-TASK does. If another task must be done alone, WORKER closes or TASK is lost,
+give TASK back instead."
   (if (with-worker (worker)
         (unless (alone-wanted-p worker) (push task (worker-attempts worker))))
       (unwind-protect (attempt-or-give-back worker task)

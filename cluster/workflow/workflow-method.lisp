@@ -196,8 +196,9 @@ of STATE or to a run since then."
   (pb:make-close-session-reply))
 
 (defun checked-kinds (node call kinds)
-  "KINDS, a vector, without duplicates; the peer of CALL may work on tasks of these kinds at NODE.
-Refuse too many kinds before anything else is done: a message has room for a million."
+  "Return KINDS, a vector, as a list without duplicates. Signal ACCESS-DENIED unless the peer of
+CALL may work on tasks of all these kinds at NODE. Refuse too many kinds before anything else is
+done, because a message has room for a million kinds."
   (let ((count (length kinds)))
     (when (> count +most-payloads+)
       (refuse-size :too-large :kinds +most-payloads+ count "too many kinds"))

@@ -30,13 +30,13 @@ clock. From any thread."
 
 (define-keyword-function campaign
     (etcd name value &key lease (seconds +waiter-seconds+) on-loss timeout)
-  "Become a candidate for the leadership of NAME, a string, and return it when this client leads.
-VALUE, a string or octets, is the leader's value, see LEADER. The leadership is bound to LEASE or,
-if that is nil, to a lease of its own, which ends SECONDS after the last renewal. If there is a
-candidate with LEASE already, return its leadership, with this VALUE. If the lease is lost ON-LOSS
-is called with an ETCD-ERROR, on the lease's thread. Signal NOT-OBTAINED if others lead for TIMEOUT
-seconds (by default the timeout of ETCD), OWNERSHIP-LOST if the lease ends meanwhile, or another
-ETCD-ERROR; then this client is no longer a candidate. From any thread; end it with RESIGN."
+  "Become a candidate for the leadership of NAME, a string, and return the leadership when this
+client leads. VALUE, a string or octets, is the leader's value, see LEADER. The leadership is bound
+to LEASE or, if that is nil, to a lease of its own, which ends SECONDS after the last renewal. If a
+candidate with LEASE exists already, return its leadership, with this VALUE. If the lease is lost
+ON-LOSS is called with an ETCD-ERROR, on the lease's thread. Signal NOT-OBTAINED if others lead for
+TIMEOUT seconds (by default the timeout of ETCD), OWNERSHIP-LOST if the lease ends meanwhile, or
+another ETCD-ERROR; then this client is no longer a candidate. From any thread; end it with RESIGN."
   (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
          (leadership (make-waiter #'%make-leadership etcd name lease seconds on-loss end)))
     (with-waiter-kept (leadership)

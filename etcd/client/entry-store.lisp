@@ -48,15 +48,16 @@ or another. From any thread."
     (function etcd &rest options
      &key prefix from to revision stale keys-only limit order min-created max-created
        min-changed max-changed (page 1000) timeout)
-  "Call FUNCTION with each entry of a range of keys: those that begin with PREFIX, or those from
-FROM on and before TO. The entries are read at REVISION, by default the newest at the start; return
-that revision. LIMIT is the most entries that FUNCTION gets. ORDER is the sort key: :key, the
-default, :created or :changed (the revisions), :version or :value; or a list of a sort key and
-:ascending or :descending. FUNCTION gets only entries that were created at a revision from
+  "Call FUNCTION with each entry of a range of keys: those that begin with PREFIX, or FROM and the
+later keys before TO. The entries are read at REVISION, by default the newest at the start; return
+that revision. LIMIT is the maximum number of entries that FUNCTION gets. ORDER is the sort key:
+:key, the default, :created or :changed (the revisions), :version or :value; or a list of a sort key
+and :ascending or :descending. FUNCTION gets only entries that were created at a revision from
 MIN-CREATED to MAX-CREATED, and last changed at a revision from MIN-CHANGED to MAX-CHANGED. If
 KEYS-ONLY is true, the entries' values are empty; STALE is as for FETCH. In the default order
-entries are fetched in pages of PAGE entries, each within TIMEOUT seconds; in any other order all at
-once. Signal an ETCD-ERROR; COMPACTED if the revision is compacted meanwhile. From any thread."
+entries are fetched in pages of PAGE entries, each within TIMEOUT seconds; in any other order all
+entries are fetched at once. Signal an ETCD-ERROR; COMPACTED if the revision is compacted meanwhile.
+From any thread."
   (declare (ignore keys-only min-created max-created min-changed max-changed))
   (check-type page (integer 1))
   (check-type limit (or null (integer 1)))
@@ -148,8 +149,8 @@ thread."
 
 (define-keyword-function compact (etcd revision &key physical timeout)
   "Make ETCD forget the revisions before REVISION. Later reads of the compacted revisions, and
-watches from them on, signal COMPACTED. If PHYSICAL is true, return only when the compacted
-revisions are removed from the file, too, so that their space can be used again. Signal an
+watches that begin at them, signal COMPACTED. If PHYSICAL is true, return only when the compacted
+revisions are also removed from the file, so that their space can be used again. Signal an
 ETCD-ERROR. From any thread."
   (ask etcd #'kv:compact (pb:make-compaction-request :revision revision :physical (and physical t))
        timeout)

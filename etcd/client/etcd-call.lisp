@@ -178,9 +178,9 @@ closed."
      (with-etcd-errors ,@body)))
 
 (defun call-etcd (etcd timeout function)
-  "Call FUNCTION with the time that it may take, in seconds, TIMEOUT or, if that is nil, the timeout
-of ETCD, and with the metadata that authenticate its user. If etcd requires a new token, call
-FUNCTION once more. Return the first value of FUNCTION. Signal an ETCD-ERROR."
+  "Call FUNCTION with two arguments: the seconds that it may take, which are TIMEOUT or, if that is
+nil, the timeout of ETCD; and the metadata that authenticate ETCD's user. If etcd requires a new
+token, call FUNCTION once more. Return the first value of FUNCTION. Signal an ETCD-ERROR."
   (declare (type function function))
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (flet ((attempt (token)
@@ -196,7 +196,7 @@ FUNCTION once more. Return the first value of FUNCTION. Signal an ETCD-ERROR."
                     (error error)))))))))
 
 (defun ask (etcd stub request timeout &key twice (leader t))
-  "The answer of STUB, of a unary method, to REQUEST; see CALL-ETCD, and for TWICE CALL-AGAIN. If
+  "The answer of STUB, of a unary method, to REQUEST; see CALL-ETCD. TWICE is as for CALL-AGAIN. If
 LEADER is true, a member without a leader refuses the request."
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (call-again end twice

@@ -48,7 +48,7 @@ each octet."
 
 (defun range-of (prefix from to)
   "Two values: the first key of a range, and its end. The range has all keys that begin with PREFIX;
-or the keys from FROM on and before TO; or, if TO is nil, all keys from FROM on. Signal MISUSE if
+or FROM and the later keys before TO; or, if TO is nil, FROM and all later keys. Signal MISUSE if
 both are given, or neither."
   (cond ((and prefix (or from to)) (misuse "A range has a PREFIX, or FROM and TO, not both."))
         (prefix (let ((octets (text-octets prefix)))

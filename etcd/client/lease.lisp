@@ -64,7 +64,7 @@ plus the time it was suspended."
   (+ (loop:world-now) (funcall (the function *suspension*))))
 
 (defun lease-end-ns (lease)
-  "When LEASE has ended unless it is renewed, by the clock of the loops."
+  "The time, by the clock of the loops, at which LEASE ends unless it is renewed."
   (max 0 (- (lease-until-ns lease) (funcall (the function *suspension*)))))
 
 (defmacro with-lease ((lease) &body body)
@@ -102,7 +102,8 @@ on a thread for the lease, and may wait, but must not call CLOSE-ETCD. From any 
   (with-lease (lease)
     (setf (lease-loss-callbacks lease) (remove function (lease-loss-callbacks lease)))))
 
-(defconstant +longest-lease-seconds+ 9000000000 "The most seconds that a lease of etcd may last.")
+(defconstant +longest-lease-seconds+ 9000000000 "The maximum duration of a lease of etcd, in
+seconds.")
 
 (defun lease-time (seconds)
   "The time of a lease from SECONDS in etcd's answer, at most +LONGEST-LEASE-SECONDS+; -1 if it has
@@ -145,7 +146,7 @@ has ended, or another ETCD-ERROR. From any thread."
   (or (first (renew-together (lease-etcd lease) (list lease) timeout))
       (error 'lease-not-found :text (format nil "the lease ~(~X~) has ended" (lease-id lease)))))
 
-(defconstant +most-renewed-together+ 200 "The most leases that are renewed together.")
+(defconstant +most-renewed-together+ 200 "The maximum number of leases that are renewed together.")
 
 (define-keyword-function renew-leases (leases &key timeout)
   "Renew LEASES, a list of leases of one client, together, which costs etcd less than renewing them

@@ -10,7 +10,7 @@ state is a plist:
  :LEADER, the number of the leader, or nil if the member knows none;
  :VERSION, a string;
  :OCTETS, the size of its file, and :OCTETS-IN-USE, the size after defragmentation;
- :QUOTA, the most octets that the file may have, or nil if the member does not report that (before
+ :QUOTA, the maximum number of octets of the file, or nil if the member does not report it (before
    etcd 3.6);
  :REVISION, of the store;
  :TERM, :INDEX and :APPLIED, of Raft's log;
@@ -47,8 +47,8 @@ other. Signal an ETCD-ERROR. From any thread."
 (define-keyword-function hash-entries (etcd &key revision endpoint timeout)
   "Return a hash of the entries up to REVISION, by default the newest, of the member at ENDPOINT, or
 any member: members with the same entries have the same hash. The second and third values are that
-revision and the revision of the last compaction; these must be equal, too, for hashes to be
-compared. Signal an ETCD-ERROR. From any thread."
+revision and the revision of the last compaction; hashes can be compared only if these revisions are
+equal as well. Signal an ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)
     (let ((response (ask etcd #'maintenance:hash-kv
                          (pb:make-hash-kv-request :revision (or revision 0)) timeout

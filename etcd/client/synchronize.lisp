@@ -44,8 +44,8 @@ if SECURE is true. The list may be empty."
   "Replace the endpoints of ETCD by the client addresses of all members that have started and have a
 vote, as they announce them. With EVERY, in seconds, repeat this until CLOSE-ETCD. Return the
 endpoints, a list. If the list is empty, because these members use no TLS and the client does, or
-the reverse, the endpoints remain the same. The announced addresses must be valid for this client,
-too: localhost, or a name within a container, is not. Connections to members that stay are kept.
+the reverse, the endpoints remain the same. The announced addresses must also be valid for this
+client: localhost, or a name within a container, is not. Connections to members that stay are kept.
 Signal MISUSE if ETCD has a channel of its user's, or an ETCD-ERROR. From any thread."
   (check-type every (or null (real (0))))
   (unless (etcd-resolver etcd)

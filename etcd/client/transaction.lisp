@@ -132,12 +132,13 @@ OPERATOR NUMBER), (:created KEY OPERATOR REVISION), (:changed KEY OPERATOR REVIS
 OPERATOR LEASE). A missing entry has version and revisions 0. In place of KEY a list such as
 (:prefix PREFIX) or (:from KEY :to KEY) may be given: the comparison must be true of all entries of
 that range; if the range is empty, the comparison must be true of a missing entry. THEN and ELSE are
-lists of operations: (:get KEY), which returns an entry or nil; (:get-all :prefix PREFIX) or with
-:from and :to, a list of entries, with further keywords of MAP-ENTRIES (:limit, :order, :keys-only,
-:min-created and so on); (:count :prefix PREFIX), the number of entries; (:put KEY VALUE) with
-:lease, :keep-lease, :keep-value and :previous as for PUT, nil or the previous entry; (:remove KEY)
-and (:remove-all :prefix PREFIX), the number of removed entries; (:transact :when … :then … :else
-…), another transaction, done at this place; its value is a list of a boolean, true if its
+lists of operations. The value of (:get KEY) is an entry or nil. The value of (:get-all :prefix
+PREFIX), or of :get-all with :from and :to, is a list of entries; :get-all accepts further keywords
+of MAP-ENTRIES (:limit, :order, :keys-only, :min-created and so on). The value of (:count :prefix
+PREFIX) is the number of entries. The value of (:put KEY VALUE), with :lease, :keep-lease,
+:keep-value and :previous as for PUT, is nil or the previous entry. The value of (:remove KEY) and
+of (:remove-all :prefix PREFIX) is the number of removed entries. (:transact :when … :then … :else
+…) is another transaction, done at this place. Its value is a list of a boolean, true if its
 comparisons were true, and the list of its operations' values. No key may be put twice. A
 transaction that only reads is repeated if no answer arrives, as FETCH is. Signal MISUSE for other
 forms, or an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."

@@ -22,7 +22,7 @@
 (declaim (sb-ext:freeze-type meter))
 
 (defun longest-age (meter)
-  "The greatest of the ages of METER, or nil."
+  "The greatest of the ages of METER; nil if no age is known."
   (loop for age in (meter-ages meter)
         for seconds = (funcall (the function age))
         when seconds maximize seconds into longest and count t into known

@@ -5,8 +5,9 @@
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +most-endpoints+ 10000 "The most servers of a name; further ones are ignored.")
-(defconstant +longest-key+ 4096 "The most octets of a server's key.")
+(defconstant +most-endpoints+ 10000 "The maximum number of servers of a name; further servers are
+ignored.")
+(defconstant +longest-key+ 4096 "The maximum number of octets of a server's key.")
 
 (defstruct (table-entry (:constructor make-table-entry (endpoint changed)) (:copier nil))
   "A server of an endpoint table."

@@ -7,9 +7,9 @@
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +longest-endpoint+ 65536 "The most octets of a server's text.")
+(defconstant +longest-endpoint+ 65536 "The maximum number of octets of a server's text.")
 (defconstant +longest-word+ 512
-  "The most characters of an address, a zone or a hash key.")
+  "The maximum number of characters of an address, a zone or a hash key.")
 (defconstant +most-weight+ 65535 "The largest weight.")
 
 (defstruct (endpoint (:copier nil))

@@ -114,7 +114,7 @@ ends, or until END-NS. Return the value of PREDICATE."
             (registration-failure registration) condition))))
 
 (defun lose-lease (registration number condition)
-  "As DROP-LEASE; then wake the job, which asks for another lease."
+  "Do what DROP-LEASE does; then wake the job, which asks for another lease."
   (drop-lease registration number condition)
   (loop:wake-job (registration-job registration)))
 
@@ -356,7 +356,7 @@ lease, the job ends that lease itself when it is granted."
     (etcd:remove-ending (registration-etcd registration) (registration-ending registration))))
 
 (defun stop-keeping (registration &optional (seconds 3600))
-  "As END-KEEPING, and wait for the job, SECONDS at most."
+  "Do what END-KEEPING does, and wait for the job, SECONDS at most."
   (end-keeping registration)
   (loop:end-job (registration-job registration) :seconds seconds))
 

@@ -4,7 +4,7 @@
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +longest-name+ 512 "The most characters of a service's name.")
+(defconstant +longest-name+ 512 "The maximum number of characters of a service's name.")
 
 (defun check-name (name)
   "Return NAME if it is valid for a service; else signal MISUSE."

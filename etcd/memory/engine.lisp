@@ -13,7 +13,7 @@
 (in-package #:clgrpc.memory)
 
 (defconstant +called-at-once+ 16
-  "The most listeners that the thread which has made a revision calls itself.")
+  "The maximum number of listeners that the thread which has made a revision calls itself.")
 
 (defclass engine (pb:kv pb:lease pb:watch pb:cluster pb:maintenance)
   ((store :initarg :store :reader engine-store) ; the engine's contents

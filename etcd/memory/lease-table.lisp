@@ -134,13 +134,14 @@ removes the others. Return how many items were removed."
                          unless (lease-ending lease) collect lease)))
 
 (defun first-end-ns (store)
-  "When the first of the leases of STORE ends, or nil. The function examines all leases."
+  "The time at which the first of the leases of STORE ends; nil without leases. The function
+examines all leases."
   (loop for lease being the hash-values of (store-leases store)
         minimize (lease-end-ns lease) into first
         finally (return (if (plusp (hash-table-count (store-leases store))) first nil))))
 
 (defun next-look-ns (store)
-  "When leases of STORE may end, or nil without leases."
+  "The time before which no lease of STORE ends; nil without leases."
   (and (plusp (hash-table-count (store-leases store)))
        (store-quiet-until-ns store)))
 

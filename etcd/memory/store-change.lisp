@@ -5,13 +5,14 @@
 
 (in-package #:clgrpc.memory)
 
-(defconstant +most-operations+ 128 "The most elements in each of a transaction's lists.")
+(defconstant +most-operations+ 128 "The maximum number of elements in each of a transaction's
+lists.")
 (defconstant +most-steps+ 2048
-  "The most operations and comparisons of a transaction, inner transactions included. etcd has no
-such limit, and a request of 1.5 MB has room for 200,000.")
+  "The maximum number of operations and comparisons of a transaction, inner transactions included.
+etcd has no such limit, and a request of 1.5 MB has room for 200,000.")
 (defconstant +most-read+ 500000
-  "The most items that a request reads, counting items that are read twice as two: a short request
-could ask for all items 200,000 times.")
+  "The maximum number of items that a request reads, counting items that are read twice as two: a
+short request could ask for all items 200,000 times.")
 
 ;;; Requests by themselves
 
@@ -101,8 +102,8 @@ transactions among OPERATIONS."
 ;;; Costs of requests
 
 (defun items-read (tree key end &key limit (more 0))
-  "The most items, up to LIMIT if given, that a read of the range from KEY to END in TREE can return
-after up to MORE items were added to TREE."
+  "The maximum number of items, up to LIMIT if given, that a read of the range from KEY to END in
+TREE can return after up to MORE items were added to TREE."
   (if (zerop (length end))
       1
       (multiple-value-bind (start end) (range-bounds key end)
@@ -129,8 +130,8 @@ RangeRequest."
   (when (> count +most-read+) (refuse :too-much-read)))
 
 (defconstant +most-removed+ 25000
-  "The most items that a request removes: all of them at one revision, for which the lock is held
-some five milliseconds.")
+  "The maximum number of items that a request removes. All of them are removed at one revision, for
+which the lock is held some five milliseconds.")
 
 (defun check-removed (count)
   (when (> count +most-removed+) (refuse :too-much-removed)))

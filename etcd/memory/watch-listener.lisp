@@ -70,8 +70,9 @@ START is marked by zero."
   (enqueue watch (listener-ready (watch-listener watch))))
 
 (defconstant +most-looks+ 100000
-  "The most pairs of a change and a watch that NOTE-CHANGES examines, to see whether the change
-concerns the watch. The examination takes some milliseconds, during which the lock is held.")
+  "The maximum number of pairs of a change and a watch that NOTE-CHANGES examines, to see whether
+the change concerns the watch. The examination takes some milliseconds, during which the lock is
+held.")
 
 (defun note-changes (watches store from)
   "Make ready those watches of WATCHES, a tree, that revisions of STORE from FROM on concern. When

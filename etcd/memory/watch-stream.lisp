@@ -19,15 +19,17 @@
 
 (in-package #:clgrpc.memory)
 
-(defconstant +most-revisions+ 1000 "The most revisions whose changes are in one response.")
+(defconstant +most-revisions+ 1000 "The maximum number of revisions whose changes are in one
+response.")
 (defconstant +most-octets+ 1048576
   "The octets of a response at which no further change is added to it.")
 (defconstant +longest-response+ 16777216
-  "The longest response, in octets, if it must not be cut before the end of a revision.")
+  "The maximum length, in octets, of a response that must not be cut before the end of a revision.")
 (defconstant +changes-at-once+ 1000
   "How many changes a thread scans at once, if it has other things to do.")
 (defconstant +longest-watched-key+ 4096
-  "The most octets of a watch's first key and of its end, which are kept as long as the watch.")
+  "The maximum number of octets of a watch's first key and of its end, which are kept as long as the
+watch.")
 (defconstant +drops-at-once+ 500 "How many watches of an ended stream are dropped at a time.")
 
 (defstruct (watching (:include listener) (:constructor make-watching (engine call)) (:copier nil))

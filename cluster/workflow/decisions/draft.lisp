@@ -103,9 +103,8 @@ ends with a slash, all payloads whose keys begin with NAME."
                     :status (pb:workflow-state-status state))))
 
 (defun note-change-made (draft)
-  "The Change that DRAFT makes is the last Change of its state. If many changes are before this
-change, the earlier changes get a key of their own. The revision at which the previous change was
-made is known by now."
+  "Make the Change of DRAFT the last Change of its state. If many Changes come before it, move these
+to a key of their own. Store in the previous Change its revision, which is known by now."
   (let* ((state (draft-state draft)) (changes (coerce (pb:workflow-state-changes state) 'list)))
     (when changes
       (setf (pb:change-revision (first (last changes))) (draft-revision draft)))

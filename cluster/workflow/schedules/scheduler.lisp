@@ -30,7 +30,8 @@
   (and entry (protobuf:parse-message 'pb:schedule-state (etcd:entry-value entry))))
 
 (defun readable-schedule (entry)
-  "As ENTRY-SCHEDULE, but nil, with a warning, if the value of ENTRY is not a schedule."
+  "Return the value of ENTRY-SCHEDULE for ENTRY. If the value of ENTRY is not a schedule, log a
+warning and return nil."
   (read-sound #'entry-schedule (lambda (state) (string/= "" (pb:schedule-state-id state)))
               :schedule-unreadable entry))
 

@@ -4,8 +4,8 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +bulk-octets+ 1000000 "The most octets of states in one transaction; etcd accepts 1.5
-MB.")
+(defconstant +bulk-octets+ 1000000 "The maximum number of octets of states in one transaction; etcd
+accepts 1.5 MB.")
 (defconstant +bulk-page+ 100 "The number of states that are fetched at once.")
 
 (defun bulk-draft (node entry decision)
@@ -49,7 +49,7 @@ changed."
     done))
 
 (defun put-batch (node drafts operations)
-  "As PUT-DRAFTS, but return false as well if the store refuses them together."
+  "Do what PUT-DRAFTS does, but also return false if the store refuses DRAFTS together."
   (handler-case (put-drafts node drafts operations)
     (workflow-refusal () nil)))
 
@@ -63,7 +63,7 @@ changed."
                        do (for-one (node id) (change-workflow node id decision))))))))
 
 (defun change-some (node ids decision)
-  "Like CHANGE-TOGETHER, but IDS are at most +BULK-PAGE+ workflows."
+  "Do what CHANGE-TOGETHER does, for IDS of at most +BULK-PAGE+ workflows."
   (let ((drafts (bulk-drafts node ids (fetch-states node ids) decision)))
     (flet ((forgets-p (draft) (draft-forgotten (cdr draft))))
       (each-though-full

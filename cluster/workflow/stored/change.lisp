@@ -5,10 +5,10 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +most-tries+ 30 "The most tries of a change that conflicts with others.")
-(defconstant +most-cached-states+ 10000 "The most states that a node remembers.")
-(defconstant +most-cached-state-octets+ 16777216 "The most octets of all cached states, in their
-stored form.")
+(defconstant +most-tries+ 30 "The maximum number of tries of a change that conflicts with others.")
+(defconstant +most-cached-states+ 10000 "The maximum number of states that a node remembers.")
+(defconstant +most-cached-state-octets+ 16777216 "The maximum number of octets of all cached states,
+in their stored form.")
 
 (defun entry-state (entry)
   "The WorkflowState in ENTRY, or nil if ENTRY is nil."
@@ -118,7 +118,8 @@ kept states first."
         (incf (node-recent-octets node) octets)))))
 
 (defun read-stale-states (node ids)
-  "As FETCH-STATES, by a stale read; nil for each workflow if NODE has no jobs."
+  "Return the value of FETCH-STATES by a stale read; if NODE has no jobs, return nil for each
+workflow."
   (or (read-stale node (loop for id in ids collect (state-key (node-root node) id)))
       (make-list (length ids))))
 
@@ -165,8 +166,8 @@ not so, the present entry of the state."
                (values nil now (first results)))))))
 
 (defun decide (node cached-state decision)
-  "Two values: the finished draft that DECISION makes of CACHED-STATE, and nil if it changes
-nothing."
+  "Two values: the draft that DECISION makes of CACHED-STATE, finished, and true; or, if DECISION
+changes nothing, the unfinished draft and nil."
   (let ((draft (draft-of (cached-state-state cached-state) (node-now node) (node-limits node)
                          :chance (below node 1.0) :revision (cached-state-revision cached-state))))
     (if (funcall decision draft)

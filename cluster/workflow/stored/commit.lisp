@@ -20,10 +20,12 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +most-flying+ 2 "The most requests of a node's commits that are under way at once.")
-(defconstant +most-together+ 32 "The most transactions in one request. etcd, which accepts 128
-operations, counts each of them as one and leaves 96 operations for each.")
-(defconstant +commit-octets+ 1000000 "The most octets that one request puts; etcd accepts 1.5 MB.")
+(defconstant +most-flying+ 2 "The maximum number of requests of a node's commits that are under way
+at once.")
+(defconstant +most-together+ 32 "The maximum number of transactions in one request. etcd, which
+accepts 128 operations, counts each of them as one and leaves 96 operations for each.")
+(defconstant +commit-octets+ 1000000 "The maximum number of octets that one request puts; etcd
+accepts 1.5 MB.")
 (defconstant +longest-commit-seconds+ 60 "The longest wait for a commit: by then its request has
 ended, or no thread will make it.")
 
@@ -161,8 +163,8 @@ TRANSACT."
   (await-commit commit))
 
 (defun transact (node ids &key when then else)
-  "As ETCD:TRANSACT in the store of NODE, joined with other simultaneous transactions. IDS are the
-ids of the workflows that the transaction changes."
+  "Do what ETCD:TRANSACT does in the store of NODE, together with other simultaneous transactions.
+IDS are the ids of the workflows that the transaction changes."
   (if (node-commits node)
       (do-commit node (node-commits node)
         (make-commit ids (list :when when :then then :else else) (transaction-octets then)))

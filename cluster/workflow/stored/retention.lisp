@@ -20,13 +20,12 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +period-digits+ 3
-  "The key of a period is an AGE in milliseconds without this many hexadecimal digits at its end, so
-a period lasts some four seconds.")
+  "The number of hexadecimal digits that are dropped from the end of an AGE, in milliseconds, to
+make the key of a period. A period lasts some four seconds.")
 
 (defconstant +longest-progress-seconds+ 1 "How long a check waits for the watch of the sums.")
 (defconstant +most-vain-checks+ 3
-  "After this number of checks in a row that have waited in vain for the watch, everything is read
-again.")
+  "The number of checks in a row that wait in vain for the watch before everything is read again.")
 
 (defun period-of (root key)
   "The period of the workflow that has ended with KEY in the index: STATUS/ and the beginning of
