@@ -368,9 +368,9 @@ NAMESPACE  a string that is part of every key; \"default\" by default
 ALLOW      a list of permissions, (ROLE . PATTERN): a peer whose identity matches PATTERN, see
            START-NODE, has ROLE. With the role :start a peer may start workflows, signal them and
            create schedules; with :work it may do all tasks, with (:work KIND) tasks of the kind
-           KIND; with :read it may read; with :operate it may cancel and delete workflows, and pause
-           and delete schedules. If no permissions are given, a peer may do all of this without TLS,
-           and nothing with TLS
+           KIND; with :read it may read their states; with :operate it may cancel and delete
+           workflows, and pause and delete schedules. If no permissions are given, a peer may do all
+           of this without TLS, and nothing with TLS
 METRICS    an object that MAKE-METRICS returned, which counts the service's events
 HEALTH     a HEALTH-SERVICE, in which the service reports whether the store answers
 CLOCK      a function that returns the time in nanoseconds since 1970, by default the machine's;

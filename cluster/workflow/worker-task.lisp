@@ -97,11 +97,11 @@ TIMEOUT seconds are over. Signal MISUSE for a form that is not a step. From any 
 (defmacro define-step (kind (task) &body body)
   "Define how workers do tasks of KIND, a string: they evaluate BODY with TASK bound to the task.
 BODY returns the result of the step, a string, octets, a message or nil; and, as its second value, a
-list of steps, as in DEFINE-WORKFLOW, that are done before the remaining ones. If BODY returns a
-value of CONTINUE-AS-NEW, the workflow begins again. An error in BODY, such as that of FAIL-STEP,
-ends the attempt; the step is tried again according to its options. Since a worker may die before
-its report is recorded, BODY may run more than once for a step; its result is recorded once. A new
-definition takes effect with the next task."
+list of steps, as in DEFINE-WORKFLOW, that are done before the remaining ones. If BODY returns an
+object that CONTINUE-AS-NEW has returned, the workflow begins again. An error in BODY, such as that
+of FAIL-STEP, ends the attempt; the step is tried again according to its options. Since a worker may
+die before its report is recorded, BODY may run more than once for a step; its result is recorded
+once. A new definition takes effect with the next task."
   (check-type kind string)
   `(progn
      (setf (gethash ,kind **steps**)

@@ -290,7 +290,7 @@ error. Both functions run on a thread of the watch's own. From any thread."
   (loop:end-background (watcher-background watcher) :seconds seconds))
 
 (defun end-watching (watcher)
-  "End WATCHER, a value of WATCH-WORKFLOW: its functions are not called after this has returned.
+  "End WATCHER, which WATCH-WORKFLOW returned: its functions are not called after this has returned.
 From any thread; if WATCHER's function calls this, that call of the function is the last."
   (leave-watcher watcher 60))
 

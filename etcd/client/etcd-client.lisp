@@ -76,8 +76,8 @@ is the default of the seconds that a call may take. USER, a string, and PASSWORD
 function that returns one, give calls the rights of that user. The function is called whenever a
 call needs a token, perhaps by several threads at once. The token is fetched when it is needed, and
 again when etcd refuses it. If CHANNEL, another way to the services of etcd, is given, ENDPOINTS
-must be nil; the channel is closed with the client. METRICS, a value of MAKE-METRICS, counts its
-calls, as an OBSERVER of its channel, and events of its watches, leases, tokens and locks. The other
+must be nil; the channel is closed with the client. METRICS, made by MAKE-METRICS, counts its calls,
+as an OBSERVER of its channel, and events of its watches, leases, tokens and locks. The other
 keywords are MAKE-CHANNEL's: :credentials for TLS, OBSERVER, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS
 and so on. After a failure the client tries to connect at least about every BACKOFF-MAXIMUM-SECONDS,
 so that leases do not end for lack of an attempt. MAKE-ETCD does not connect yet. Signal MISUSE for

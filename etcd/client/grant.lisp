@@ -84,7 +84,7 @@ has ended, or another ETCD-ERROR. From any thread."
       lease)))
 
 (defun lease-by-number (etcd number)
-  "Return the lease of NUMBER, a value of ENTRY-LEASE, for RENEW-LEASE, REVOKE-LEASE and
+  "Return the lease of NUMBER, which ENTRY-LEASE returned, for RENEW-LEASE, REVOKE-LEASE and
 LEASE-SECONDS-LEFT. The lease may have been granted to this or another client. This client does not
 keep the lease alive. LEASE-ALIVE-P is true of the lease after its first renewal by this client.
 LEASE-SECONDS is 0, since only etcd knows its time. This makes no request. From any thread."

@@ -253,8 +253,8 @@ one by which clients cannot reach the server. From any thread."
 (define-keyword-function register
     (server name &key (etcd (default-etcd)) address id weight zone hash-key metadata
                    (lease-seconds 10) (notice-seconds 1))
-  "Register SERVER, a value of START-SERVER, so that channels find it as etcd:///NAME, and return
-the REGISTRATION. The registration is an entry in ETCD with the key NAME/ID, under a lease of
+  "Register SERVER, which START-SERVER returned, so that channels find it as etcd:///NAME, and
+return the REGISTRATION. The registration is an entry in ETCD with the key NAME/ID, under a lease of
 LEASE-SECONDS, 1 to 86400; ID is by default the address. The entry has ADDRESS, by default SERVER's
 first one; its WEIGHT, 1 to 65535, its ZONE and HASH-KEY, strings, and METADATA, an alist from names
 to JSON. If etcd cannot be reached now, or loses the entry, SERVER is registered as soon as

@@ -112,8 +112,8 @@ something.")
                                :leader 1 :raft-index revision :raft-applied-index revision))))
 
 (defun connect (engine &key (timeout 5))
-  "Return a client of ENGINE within the image, an ETCD like the values of CLGRPC.ETCD:MAKE-ETCD. Its
-calls may take TIMEOUT seconds unless they have a timeout of their own. From any thread; end it with
+  "Return a client of ENGINE within the image, an ETCD, as CLGRPC.ETCD:MAKE-ETCD returns. Its calls
+may take TIMEOUT seconds unless they have a timeout of their own. From any thread; end it with
 CLOSE-ETCD."
   (etcd:make-etcd nil :timeout timeout
                   :channel (inproc:service-channel engine :max-receive-octets 268435456)))

@@ -40,7 +40,7 @@
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form in
 doc/addresses.md. The channel does not connect yet. End the channel with CLOSE-CHANNEL, or use
 WITH-CHANNEL.
-CREDENTIALS            a value of TLS-CREDENTIALS, for TLS; nil, the default, is plaintext
+CREDENTIALS            TLS credentials, which TLS-CREDENTIALS makes; nil, the default, is plaintext
 COMPRESSION            :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the default:
                        the compression of requests, unless a stub's :compression sets another or
                        the server does not accept it
@@ -49,13 +49,14 @@ INTERCEPTORS           a list of functions (method request options next), the fi
                        RPC-METHOD, OPTIONS a plist of the stub's keywords. (funcall next request
                        options) makes the call; the interceptor's values are those of the stub
 CALL-CREDENTIALS       the source of metadata that identify the caller, asked before each attempt of
-                       a call: a value of BEARER-TOKEN, TOKEN-FILE, SELF-SIGNED-TOKEN, CLIENT-TOKEN,
-                       EXCHANGED-TOKEN or COMPOSE-CREDENTIALS, an instance of a subclass of
-                       CALL-CREDENTIALS, or a function of a method's path that returns metadata. The
-                       function may wait: for the first attempt it is called in the caller's thread,
-                       for further attempts in another thread. The :call-credentials of a stub are
-                       sent in addition. On a channel without TLS, or with TLS that verifies
-                       nothing, calls with credentials are refused with :unauthenticated
+                       a call: an object made by BEARER-TOKEN, TOKEN-FILE, SELF-SIGNED-TOKEN,
+                       CLIENT-TOKEN, EXCHANGED-TOKEN or COMPOSE-CREDENTIALS, an instance of a
+                       subclass of CALL-CREDENTIALS, or a function of a method's path that returns
+                       metadata. The function may wait: for the first attempt it is called in the
+                       caller's thread, for further attempts in another thread. The
+                       :call-credentials of a stub are sent in addition. On a channel without TLS,
+                       or with TLS that verifies nothing, calls with credentials are refused with
+                       :unauthenticated
 PLAINTEXT-CREDENTIALS  true if call credentials are also sent on a channel that is not secure
 BALANCE                the balancing policy, in place of a service config's: :pick-first, the
                        default, uses the address to which the channel is connected; :round-robin
@@ -77,9 +78,9 @@ USER-AGENT             a string, the application's name and version, which prece
 CODEC                  the name of a codec, see REGISTER-CODEC, for the messages of all calls,
                        unless their method has a codec of its own, or raw messages; nil, the
                        default, and \"proto\" are Protocol Buffers
-OBSERVER               a value of MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
-                       MAKE-CONSOLE, or a list of these, which receives the events of the channel's
-                       calls, messages and connections
+OBSERVER               an object made by MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG
+                       or MAKE-CONSOLE, or a list of these, which receives the events of the
+                       channel's calls, messages and connections
 ATTEMPT-INTERCEPTORS   a list of functions of an ATTEMPT, called in order before each attempt of a
                        call is sent to its server, on the loop, so they must not wait. The
                        interceptors may change an attempt's metadata (ATTEMPT-REQUEST-METADATA),

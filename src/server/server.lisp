@@ -118,8 +118,8 @@ EXECUTION     where handlers run. :inline: always on the loop that received the 
               methods, the symbols of their generic functions, to one of these keywords sets it for
               each method. With any EXECUTION, a handler that blocks does not delay others for long:
               another thread takes the loop over
-CREDENTIALS   a value of TLS-CREDENTIALS makes the server accept only TLS; nil, the default, is
-              plaintext
+CREDENTIALS   TLS credentials, which TLS-CREDENTIALS makes: the server accepts only TLS; nil, the
+              default, is plaintext
 COMPRESSION   the compression of answers for clients that accept it, unless a handler sets the
               CALL-COMPRESSION: :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the
               default
@@ -143,7 +143,7 @@ PROTOCOLS     a list of keywords: further protocols for calls, on the same addre
 ORIGINS       the origins of web pages that may call this server by these protocols (CORS): a list
               of strings such as \"https://app.example\", exactly as browsers send them; or :any,
               for all pages, but without credentials such as cookies; empty by default
-OBSERVER      a value of MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
+OBSERVER      an object made by MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
               MAKE-CONSOLE, or a list of these, which receives the events of the server's calls,
               messages, connections and refusals
 All other keywords are rows of the options table, see OPTION-TABLE. Signal MISUSE for a wrong

@@ -53,10 +53,10 @@ Signal MISUSE if STATUS is not a status. From any thread."
 
 (defun make-picker (function text &key choosy)
   "Return a picker for PUBLISH. FUNCTION is called with each call, and returns a subchannel that is
-ready, a value of MAKE-FAILURE, or nil, so that the call waits for another picker. TEXT describes
-the picker for people. Calls that wait delay the calls after them, unless CHOOSY is true, which
-means that a pick is for one call only. FUNCTION runs on the channel's loop, so it must not wait; a
-call for which it signals an error ends with :internal. FUNCTION can inspect the call by
+ready, a failure from MAKE-FAILURE, or nil, so that the call waits for another picker. TEXT
+describes the picker for people. Calls that wait delay the calls after them, unless CHOOSY is true,
+which means that a pick is for one call only. FUNCTION runs on the channel's loop, so it must not
+wait; a call for which it signals an error ends with :internal. FUNCTION can inspect the call by
 CALL-RPC-METHOD and similar functions. From any thread."
   (declare (type function function))
   (new-picker (lambda (call)
@@ -147,8 +147,8 @@ it, has lost a server or cannot reach one.")
 
 (defun publish (balancer state picker)
   "Publish to BALANCER's parent its STATE, one of :idle, :connecting, :ready and :transient-failure,
-and its PICKER: nil, so that calls wait; a subchannel, which gets all calls; or a value of
-MAKE-PICKER or MAKE-FAILURE. On the channel's loop."
+and its PICKER: nil, so that calls wait; a subchannel, which gets all calls; a picker from
+MAKE-PICKER; or a failure from MAKE-FAILURE. On the channel's loop."
   (child-published (balancer-parent balancer) balancer state picker))
 
 (defun call-guarded (publisher balancer function)

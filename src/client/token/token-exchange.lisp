@@ -159,8 +159,8 @@ AUDIENCE       a string, the service that the token is for, which some servers r
                default
 IN-BODY        true to send id and secret as parameters of the request, not in the header of RFC
                6749
-CREDENTIALS    a value of TLS-CREDENTIALS with :alpn nil, for https://; by default the roots of the
-               system are trusted
+CREDENTIALS    TLS credentials made by TLS-CREDENTIALS with :alpn nil, for https://; by default the
+               roots of the system are trusted
 TIMEOUT        a real, the seconds that a request may take; 10 by default
 Without a token, an attempt of a call fails with :unavailable if the server cannot be reached or
 answers 429, 502, 503 or 504, else with :unauthenticated; the next request follows after 1 to 120 s

@@ -140,7 +140,7 @@ the calls and spans that begin there. OPTIONS are:
 :ATTRIBUTES  names and values, by turns
 :LINKS       contexts of other spans
 :PARENT      a context or nil, instead of the current one, for work on another thread
-:TRACING     a value of MAKE-TRACING; by default the parent's, or else the last one made
+:TRACING     the tracing, made by MAKE-TRACING; by default the parent's, or else the one made last
 
 An error that leaves BODY is the span's status. The span is recorded if the sampler decides so;
 without tracing only BODY is evaluated. From any thread."

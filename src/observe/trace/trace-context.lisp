@@ -52,7 +52,7 @@ that has only a baggage is BARE-P: it is in no trace."
       (make-trace-context :baggage text)))
 
 (defun trace-id (context)
-  "Return the trace id of CONTEXT, a value of CURRENT-TRACE, as 32 hexadecimal digits. From any
+  "Return the trace id of CONTEXT, which CURRENT-TRACE returned, as 32 hexadecimal digits. From any
 thread."
   (let ((text (make-string 32 :element-type 'base-char)))
     (write-hex (context-high context) 16 text 0)
@@ -60,14 +60,14 @@ thread."
     text))
 
 (defun span-id (context)
-  "Return the id of the span of CONTEXT, a value of CURRENT-TRACE, as 16 hexadecimal digits. From
-any thread."
+  "Return the id of the span of CONTEXT, which CURRENT-TRACE returned, as 16 hexadecimal digits.
+From any thread."
   (let ((text (make-string 16 :element-type 'base-char)))
     (write-hex (context-id context) 16 text 0)
     text))
 
 (defun trace-sampled-p (context)
-  "True if the trace of CONTEXT, a value of CURRENT-TRACE, is recorded. From any thread."
+  "True if the trace of CONTEXT, which CURRENT-TRACE returned, is recorded. From any thread."
   (context-sampled context))
 
 (define-printer (context trace-context)
@@ -159,8 +159,8 @@ for contexts that arrive in other ways than by calls, such as in a message. From
     text))
 
 (defun traceparent (context)
-  "Return the traceparent of W3C Trace Context for CONTEXT, a value of CURRENT-TRACE: a text to pass
-on in other ways than by calls, for PARSE-TRACEPARENT. From any thread."
+  "Return the traceparent of W3C Trace Context for CONTEXT, which CURRENT-TRACE returned: a text to
+pass on in other ways than by calls, for PARSE-TRACEPARENT. From any thread."
   (write-traceparent (context-high context) (context-low context) (context-id context)
                      (context-sampled context)))
 

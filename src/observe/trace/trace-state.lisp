@@ -153,7 +153,7 @@ missing or invalid."
             (write-members text (shorten-state members))))))
 
 (defun trace-state (context)
-  "Return the tracestate of CONTEXT, a value of CURRENT-TRACE, as an alist from key to value,
+  "Return the tracestate of CONTEXT, which CURRENT-TRACE returned, as an alist from key to value,
 strings: the entries of other tracing systems, in their order. From any thread."
   (let ((text (coerce (context-state context) 'state-text)))
     (loop for place in (find-members text)

@@ -125,7 +125,7 @@ ROUTE."
   (apply #'make-get-query (exchange:query-values query *query-names*)))
 
 (defun query-encoding (query)
-  "The encoding of the message in QUERY, as the values of WEB:HEAD-ENCODING."
+  "The encoding of the message in QUERY, in the form in which WEB:HEAD-ENCODING returns it."
   (let ((name (get-query-compression query)))
     (if name
         (web:head-encoding (vector (hpack:make-field (ascii-octets "compression")
