@@ -41,8 +41,9 @@ fragment, nothing percent-encoded, no segment that is empty, \".\" or \"..\"."
               text)))
 
 (defun common-name (subject)
-  "The common name in SUBJECT, a name as RFC 2253 writes it, or nil. A subject with an escaped or a
-quoted character anywhere has no common name: the text after that character may look like a name."
+  "The common name in SUBJECT, a name as RFC 2253 writes it; nil if it has none. A subject with an
+escaped or a quoted character anywhere has no common name: the text after that character may look
+like a name."
   (unless (find-if (lambda (char) (find char "\\\"")) subject)
     (loop for part in (uiop:split-string subject :separator ",+")
           when (uiop:string-prefix-p "CN=" part) return (subseq part 3))))

@@ -182,7 +182,7 @@ only another change would end the catch-up, and perhaps no other change occurs."
     (etcd:etcd-error (condition) (end-catch-up informer watcher condition))))
 
 (defun put-member (change cluster)
-  "The member of CLUSTER that CHANGE of the store has put, or nil."
+  "The member of CLUSTER that CHANGE of the store has put; nil if CHANGE has put none."
   (and (eq :put (etcd:change-kind change))
        (entry-member (etcd:change-entry change) cluster)))
 

@@ -101,7 +101,8 @@ they were. From any thread."
   (informer-members (node-informer node)))
 
 (defun find-member (node name)
-  "Return the member NAME as NODE knows it, or nil. From any thread."
+  "Return the member NAME as NODE knows it; nil if NODE knows no member of this name. From any
+thread."
   (informer-member (node-informer node) name))
 
 (defun await-members (node predicate &key (timeout 10))
@@ -242,7 +243,8 @@ this revision only now."
 
 (defun attend-membership (node)
   "Run the job that looks for NODE's entry while NODE is a member, and makes NODE join again after a
-loss, if NODE may do so. Return the seconds until the job runs again, or nil."
+loss, if NODE may do so. Return the seconds until the job runs again; nil if it waits until it is
+woken."
   (ecase (node-state node)
     (:member (look-for-entry node)
      (member-lease-seconds (node-asked node)))
@@ -250,8 +252,8 @@ loss, if NODE may do so. Return the seconds until the job runs again, or nil."
     ((:joining :superseded :draining :stopped) nil)))
 
 (defun join-again (node)
-  "Make NODE, which is lost, join again, after a pause. Return the seconds until the next attempt,
-or nil."
+  "Make NODE, which is lost, join again, after a pause. Return the seconds until the next attempt;
+nil if no attempt follows."
   (handler-case
       (cond ((not (eq :lost (node-state node))) nil)
             ((node-pauses node)

@@ -189,7 +189,8 @@ long."
 ;;; Sending
 
 (defun next-batch (peer)
-  "The batch to send to PEER now, or nil. The caller must hold the lock of PEER's pipe."
+  "The batch to send to PEER now; nil if none can be sent now. The caller must hold the lock of
+PEER's pipe."
   (let ((pipe (peer-pipe peer)))
     (and (pipe-call pipe)
          (null (pipe-error pipe))

@@ -85,7 +85,7 @@ From any thread."
 ;;; Admission
 
 (defun member-of-group (service group)
-  "The local member of GROUP at SERVICE, or nil."
+  "The local member of GROUP at SERVICE; nil if SERVICE has none."
   (let ((recent (service-recent service)))
     (if (and recent
              (not (local-member-removed recent))

@@ -100,7 +100,8 @@ digits set to 0."
   (alexandria:hash-table-values (node-session-leases node)))
 
 (defun find-session-lease (node number)
-  "The SESSION-LEASE of NODE with the lease NUMBER, or nil. The caller must hold the node's lock."
+  "The SESSION-LEASE of NODE with the lease NUMBER; nil if NODE has none. The caller must hold the
+node's lock."
   (find number (session-leases node) :key #'lease-number))
 
 (defun place-record (record session-lease)

@@ -143,8 +143,8 @@ claim it, or STATE is nil."
     (and draft (claim-step draft session kinds) (finish-draft draft))))
 
 (defun likely-drafts (node session kinds ids)
-  "For each of IDS the draft in which SESSION claims its task, or nil. Such a draft is made from a
-cached state or, if that leads to no claim, from a stale read."
+  "For each of IDS the draft in which SESSION claims its task; nil if SESSION cannot claim it. Such
+a draft is made from a cached state or, if that leads to no claim, from a stale read."
   (flet ((draft-of-cached (cached-state)
            (and cached-state
                 (claim-draft node session kinds (cached-state-state cached-state)
@@ -157,8 +157,9 @@ cached state or, if that leads to no claim, from a stale read."
             collect (or draft (draft-of-cached (entry-cached-state node (pop entries))))))))
 
 (defun possible-drafts (node session kinds ids)
-  "For each of IDS the draft in which SESSION claims the workflow's task, or nil. The draft is made
-from the state that the node remembers or, if that state leads to no claim, from the stored state."
+  "For each of IDS the draft in which SESSION claims the workflow's task; nil if SESSION cannot
+claim it. The draft is made from the state that the node remembers or, if that state leads to no
+claim, from the stored state."
   (let* ((drafts (likely-drafts node session kinds ids))
          (entries (fetch-states node (loop for id in ids
                                            for draft in drafts

@@ -136,8 +136,8 @@ begins, if more items may be due there."
 
 (defun handle-shard (node shard &key (late-ms 0))
   "Do the items of SHARD that have been due for LATE-MS at least. Return the time of the shard's
-next item, in milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if the
-store was full."
+next item, in milliseconds since 1970; nil if it has none. Signal SPACE-EXCEEDED after the last item
+if the store was full."
   (let ((from nil) (again nil) (full nil))
     (flet ((note-again (ms) (setf again (min ms (or again ms)))))
       (loop

@@ -273,7 +273,8 @@ so that another attempt is useless."
   (or (typep condition '(or too-large invalid-request)) (too-long-p condition)))
 
 (defun send-report (worker task request)
-  "Send REQUEST, which reports TASK, until it is answered. Return the Task that follows, or nil."
+  "Send REQUEST, which reports TASK, until it is answered. Return the Task that follows; nil if no
+task follows."
   (let ((pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)))
     (loop
       (with-worker (worker)

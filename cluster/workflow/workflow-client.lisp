@@ -296,7 +296,7 @@ From any thread; if WATCHER's function calls this, that call of the function is 
 
 (defun await-end (channel id timeout)
   "Wait until the workflow ID has ended, TIMEOUT seconds at most. Return the workflow error that has
-ended the watch, or nil."
+ended the watch; nil if no error has ended it."
   (let ((watcher nil))
     (with-undoing ((setf watcher (watch-workflow (constantly nil) channel id))
                    (leave-watcher watcher))

@@ -18,10 +18,13 @@
 
 (document-functions
   workflow-error-text "Return the description of the error, a string."
-  workflow-error-cause "The RPC-ERROR that reported the error, or nil."
-  workflow-error-limit "The name of the limit that was exceeded, a string, or nil."
-  workflow-error-most "Return the value of the limit that was exceeded, or nil."
-  workflow-error-actual "Return the value that exceeded the limit, or nil.")
+  workflow-error-cause "The RPC-ERROR that reported the error; nil if no RPC reported it."
+  workflow-error-limit "The name of the limit that was exceeded, a string; nil if no limit was
+exceeded."
+  workflow-error-most "Return the value of the limit that was exceeded; nil if no limit was
+exceeded."
+  workflow-error-actual "Return the value that exceeded the limit; nil if it is not known, or no
+limit was exceeded.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defparameter *refusals* '())

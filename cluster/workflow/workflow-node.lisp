@@ -259,7 +259,8 @@ change."
       (when (zerop (incf (gethash owner owners 0) by)) (remhash owner owners)))))
 
 (defun find-record (node session)
-  "The SESSION-RECORD of SESSION at NODE, or nil. The caller must hold the node's lock."
+  "The SESSION-RECORD of SESSION at NODE; nil if NODE has none. The caller must hold the node's
+lock."
   (values (gethash session (node-session-records node))))
 
 (defun ensure-record (node session)

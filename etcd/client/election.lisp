@@ -72,7 +72,8 @@ there is no leader. Signal an ETCD-ERROR. From any thread."
 ;;; Observing
 
 (defun first-standing (standing)
-  "The entry of STANDING, a table of entries by key, that was created first, or nil."
+  "The entry of STANDING, a table of entries by key, that was created first; nil if STANDING is
+empty."
   (let ((first nil))
     (loop for entry being the hash-values of standing
           do (when (or (null first) (< (entry-created entry) (entry-created first)))

@@ -38,7 +38,7 @@
 
 (document-functions
   etcd-channel "The channel of ETCD, for other services of its members."
-  etcd-user "The user whose rights apply to the calls of ETCD, a string, or nil.")
+  etcd-user "The user whose rights apply to the calls of ETCD, a string; nil if ETCD has no user.")
 
 (defmethod print-object ((etcd etcd) stream)
   (print-unreadable-object (etcd stream :type t)
@@ -120,7 +120,7 @@ CLOSE-ETCD may end its leases and watches earlier. From any thread."
     client))
 
 (defun etcd-metrics (etcd)
-  "Return the METRICS that ETCD was made with, or nil. From any thread."
+  "Return the METRICS that ETCD was made with; nil if it was made without METRICS. From any thread."
   (getf (etcd-options etcd) :metrics))
 
 (defun run-ending (ending)

@@ -115,7 +115,7 @@ that is temporary or does not concern other members.")
                *not-done-texts*)))
 
 (defun text-condition (text)
-  "The name of the condition for TEXT, of etcd, or nil."
+  "The name of the condition for TEXT, of etcd; nil if TEXT is not a known text."
   (second (find-if (lambda (row) (search (first row) text)) *texts*)))
 
 (defun message-text (error)

@@ -61,7 +61,7 @@ error is not one of etcd's."
     (with-function-failed () (funcall (mirror-function mirror) kind items revision))))
 
 (defun newest-entry (entries)
-  "The entry of ENTRIES that was changed last, or nil."
+  "The entry of ENTRIES that was changed last; nil if ENTRIES are empty."
   (and entries
        (reduce (lambda (one other) (if (> (entry-changed one) (entry-changed other)) one other))
                entries)))

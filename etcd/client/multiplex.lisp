@@ -81,7 +81,7 @@ Interrupts are off meanwhile."
     (incf (watch-waiting-octets watch) octets)))
 
 (defun next-response (watch)
-  "The next response, or end of stream, in the queue of WATCH, or nil."
+  "The next response, or end of stream, in the queue of WATCH; nil if the queue is empty."
   (sb-thread:with-mutex ((watch-lock watch))
     (when-let ((next (and (fifo-items (watch-responses watch))
                           (dequeue (watch-responses watch)))))

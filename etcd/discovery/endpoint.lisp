@@ -28,8 +28,9 @@
 (document-functions
   endpoint-p "True of endpoints."
   endpoint-address "Where the server listens, as text."
-  endpoint-weight "The weight by which the server gets its part of the calls, 1 to 65535, or nil."
-  endpoint-zone "The zone in which the server is, a string, or nil."
+  endpoint-weight "The weight by which the server gets its part of the calls, 1 to 65535; nil if the
+server has none."
+  endpoint-zone "The zone in which the server is, a string; nil if the server has none."
   endpoint-hash-key "Return the server's name in the ring of ring_hash, a string, or nil if that
 name is its address."
   endpoint-state ":serving, or :draining if the server will soon take no more calls."
@@ -56,7 +57,7 @@ as PARSE-JSON returns it; if Metadata is not an object, its value has the name \
                   ("Metadata" . ,(append own (endpoint-metadata endpoint)))))))
 
 (defun member-of (object name)
-  "The value of NAME, in any case, in OBJECT, an alist, or nil."
+  "The value of NAME, in any case, in OBJECT, an alist; nil if OBJECT has no such member."
   (cdr (assoc name object :test #'string-equal)))
 
 (defun string-member (object name)

@@ -305,7 +305,8 @@ Return the seconds until the job runs again."
         (etcd:close-etcd (service-watcher-etcd service-watcher))))
 
 (defun present-service-watcher (place name)
-  "The service watcher of NAME in PLACE that has begun, or nil. The caller must hold the lock."
+  "The service watcher of NAME in PLACE that has begun; nil if none has begun. The caller must hold
+the lock."
   (find-if (lambda (service-watcher)
              (and (equal place (service-watcher-place service-watcher))
                   (string= name (service-watcher-name service-watcher))

@@ -21,11 +21,11 @@ this, as in etcd.")
 (declaim (sb-ext:freeze-type lease))
 
 (defun find-any-lease (store number)
-  "The lease of STORE that has NUMBER, or nil. The lease may be ending."
+  "The lease of STORE that has NUMBER; nil if no lease has it. The lease may be ending."
   (values (gethash number (store-leases store))))
 
 (defun find-lease (store number)
-  "The lease of STORE that has NUMBER and lasts, or nil."
+  "The lease of STORE that has NUMBER and lasts; nil if no such lease exists."
   (let ((lease (find-any-lease store number)))
     (and lease (not (lease-ending lease)) lease)))
 

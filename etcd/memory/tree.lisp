@@ -105,7 +105,7 @@ trees may have one item more than balance allows."
           (t (make-node item left right)))))
 
 (defun tree-item (tree key)
-  "The item of KEY in TREE, or nil."
+  "The item of KEY in TREE; nil if TREE has none."
   (declare (type octets key))
   (loop while tree
         do (let* ((item (node-item tree)) (here (element-key item)))

@@ -268,7 +268,7 @@ and 0 if the first record has as many."
         (scan-count scan)))))
 
 (defun next-ready (watching)
-  "The first of the watches of WATCHING that are ready, or nil."
+  "The first of the watches of WATCHING that are ready; nil if none is ready."
   (with-engine ((watching-engine watching))
     (loop with ready = (listener-ready watching)
           for watch = (first (fifo-items ready))

@@ -173,7 +173,8 @@ plist."
 :transient-failure or :shutdown.")
 
 (defun health-service (core)
-  "The service whose health is checked at the servers of CORE's channel, or nil."
+  "The service whose health is checked at the servers of CORE's channel; nil if no health is
+checked."
   (let ((config (core-config core)))
     (and config
          (options-health-checking (core-options core))
@@ -184,7 +185,7 @@ plist."
   (core-now (balancer-core balancer)))
 
 (defun balancer-observer (balancer)
-  "The observer of BALANCER's channel, or nil."
+  "The observer of BALANCER's channel; nil if the channel has none."
   (core-observer (balancer-core balancer)))
 
 (defun balancer-random (balancer)
@@ -466,7 +467,7 @@ used again with that stream."
 (declaim (sb-ext:freeze-type client-own-options))
 
 (define-hot (own-authority :inline t) ((call client-call)) (or null string)
-  "The :authority that CALL's user has set for its requests, or nil."
+  "The :authority that CALL's user has set for its requests; nil if the user has set none."
   (let ((own (call-client-own-options call)))
     (and own (client-own-options-authority own))))
 
@@ -478,7 +479,7 @@ used again with that stream."
 (declaim (sb-ext:freeze-type wire:wire-parts wire:wire-outbound))
 
 (define-hot (call-replay :inline t) ((call client-call)) (or null replay)
-  "The kept messages of CALL, or nil."
+  "The kept messages of CALL; nil if CALL keeps none."
   (let ((parts (call-client-parts call)))
     (and parts (client-parts-replay parts))))
 
@@ -499,7 +500,7 @@ used again with that stream."
   (the attempt (http2:stream-user stream)))
 
 (define-hot (stream-call :inline t) ((stream http2:stream)) (or null client-call)
-  "The call that continues with STREAM, so far, or nil."
+  "The call that continues with STREAM, so far; nil if no call continues with it."
   (let* ((attempt (the (or null attempt) (http2:stream-user stream)))
          (call (and attempt (attempt-call attempt))))
     (and call (eq stream (client-call-stream call)) call)))

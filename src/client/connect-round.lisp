@@ -58,7 +58,7 @@ links. A round that fails is not repeated."
     (note-failure connection-set (getf plist :reason))))
 
 (defun find-address (addresses peer)
-  "The address among ADDRESSES, the kernel's, whose text is PEER, or nil."
+  "The address among ADDRESSES, the kernel's, whose text is PEER; nil if no address has this text."
   (find peer addresses :key #'os:address-text :test #'string=))
 
 (defun begin-link (connect-round byte-channel)
@@ -121,7 +121,7 @@ if the credentials give no name: the host of the channel's own :authority, else 
         (certificate-name (resolution-resolver (core-resolution core)) address))))
 
 (defun connect-round-of (connection-set link)
-  "The connect round of CONNECTION-SET that has LINK as a candidate, or nil."
+  "The connect round of CONNECTION-SET that has LINK as a candidate; nil if no round has it."
   (find-if (lambda (connect-round) (member link (connect-round-links connect-round)))
            (connection-set-connect-rounds connection-set)))
 

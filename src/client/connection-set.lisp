@@ -45,7 +45,7 @@ text AUTHORITY, OBSERVER, and RESOLVER's proxy and, for the certificate, host."
   (mapcar #'os:address-text addresses))
 
 (defun find-connection-set (pool addresses)
-  "The connection set for ADDRESSES in POOL, or nil."
+  "The connection set for ADDRESSES in POOL; nil if POOL has none."
   (and pool
        (values (gethash (connection-set-key addresses) (subchannel-pool-connection-sets pool)))))
 

@@ -31,7 +31,7 @@ or a FAILURE."
     (if again (funcall again subchannel call) subchannel)))
 
 (defun waiting-refusal (core queued-attempt)
-  "The FAILURE with which CORE's picker refuses to let QUEUED-ATTEMPT wait, or nil."
+  "The FAILURE with which CORE's picker refuses to let QUEUED-ATTEMPT wait; nil if it may wait."
   (let* ((picker (core-picker core))
          (waiting (and (picker-p picker) (picker-waiting picker))))
     (and waiting (funcall waiting queued-attempt))))
@@ -210,9 +210,9 @@ calls of CORE wait in line, until a call finds no stream."
 ;;; States
 
 (defun unready-text (core)
-  "The reason why CORE is not ready, a text, or nil. The text says why CORE's picker picks no
-server, for example because a server does not serve, or why the last attempt to connect failed. From
-any thread."
+  "The reason why CORE is not ready, a text; nil if no reason is known. The text says why CORE's
+picker picks no server, for example because a server does not serve, or why the last attempt to
+connect failed. From any thread."
   (let ((picker (core-picker core)))
     (if (failure-p picker) (failure-text picker) (core-last-error core))))
 

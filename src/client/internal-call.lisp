@@ -15,8 +15,8 @@
 (in-package #:clgrpc.client)
 
 (defun replace-newest (newest message)
-  "Put MESSAGE, or nil, into the cell NEWEST. Return the message that waited before, or nil. From
-any thread."
+  "Put MESSAGE, or nil, into the cell NEWEST. Return the message that waited before; nil if none
+waited. From any thread."
   (declare (type cons newest))
   (loop
     (let ((old (car newest)))

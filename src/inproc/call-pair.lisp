@@ -222,7 +222,7 @@ counted."
                        (call-pair-server-mailbox call-pair)))))
 
 (define-hot (mailbox-message :inline t) ((call inproc-call)) t
-  "The message in the mailbox of CALL, or nil."
+  "The message in the mailbox of CALL; nil if no message is there."
   (let ((mailbox (mailbox call)))
     (and mailbox (svref mailbox +mailbox-index+))))
 

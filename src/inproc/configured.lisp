@@ -6,7 +6,7 @@
 ;;; Stubs
 
 (defun method-plan (channel method)
-  "The plan of CHANNEL for METHOD, or nil."
+  "The plan of CHANNEL for METHOD; nil if CHANNEL has none."
   (let* ((service-config (channel-config channel))
          (config (and service-config
                       (config:find-method-config service-config

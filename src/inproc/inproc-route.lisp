@@ -12,7 +12,7 @@
                                :before (callee-table callee)))))
 
 (define-hot method-route ((table serving:route-table) (method rpc-method)) (or null inproc-route)
-  "The route of TABLE to METHOD, or nil. The method remembers the route."
+  "The route of TABLE to METHOD; nil if TABLE has none. The method remembers the route."
   (let ((memo (method:rpc-method-route method)))
     (if (and (inproc-route-p memo)
              (serving:route-current-p memo table))
@@ -21,7 +21,7 @@
           (when route (setf (method:rpc-method-route method) route))))))
 
 (define-hot route-to ((callee callee) (method rpc-method)) (or null inproc-route)
-  "The route of CALLEE to METHOD, or nil."
+  "The route of CALLEE to METHOD; nil if CALLEE has none."
   (flet ((route () (method-route (the serving:route-table (callee-table callee)) method)))
     (declare (inline route))
     (or (route)

@@ -40,7 +40,7 @@
       (uiop:split-string text :separator ",")))
 
 (defun first-of (class things)
-  "The first element of THINGS that is of CLASS, or nil."
+  "The first element of THINGS that is of CLASS; nil if no element is."
   (find-if (lambda (thing) (typep thing class)) things))
 
 (defun open-binary-log (file max-octets kept-files)
@@ -74,7 +74,8 @@ GRPC_BINARY_LOG_FILTER selects, or all calls if that variable is not set."
   (if (listp thing) thing (list thing)))
 
 (defun asked-credentials (given options)
-  "The credentials of OPTIONS, arguments of START-SERVER, or those that GIVEN requests, or nil."
+  "The credentials that GIVEN requests, or else those of OPTIONS, arguments of START-SERVER; nil if
+neither has any."
   (destructuring-bind (&key tls-cert tls-key tls-other client-ca &allow-other-keys) given
     (or (server-credentials tls-cert tls-key tls-other client-ca)
         (getf options :credentials))))

@@ -186,9 +186,9 @@ true then; false if this thread may not run the loop, or only for a part of that
   (peer (call) ()
     "The peer's address, a string, or nil before the call has a peer.")
   (security (call) (:default #'nothing)
-    "The TLS data of the connection, or nil.")
+    "The TLS data of the connection; nil without TLS, or without a connection.")
   (observer (call) (:default #'nothing)
-    "The OBSERVER of the call's channel or server, or nil.")
+    "The OBSERVER of the call's channel or server; nil if it has none.")
   (traffic (call) (:thread :loop :default #'no-traffic)
     "Return how many octets of messages the call has sent and received, as reported to its observer;
 for a client's call on the wire, in its present attempt. A third value is the time when the call

@@ -108,7 +108,7 @@ answers."
        :closed #'wire:end-link)))
 
 (defun server-loop-router (server-loop)
-  "The router for plain requests of SERVER-LOOP, or nil."
+  "The router for plain requests of SERVER-LOOP; nil if it serves none."
   (let ((http (server-loop-http server-loop))) (and http (exchange:http-loop-router http))))
 
 (defun read-plain-request (server-loop stream list reason)

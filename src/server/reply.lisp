@@ -23,7 +23,7 @@
 (defglobal **grpc-status-details** (ascii-octets "grpc-status-details-bin"))
 
 (define-hot (call-codec :inline t) ((call server-call)) (or null encoding:message-codec)
-  "The codec of CALL's messages, or nil."
+  "The codec of CALL's messages; nil if they are in Protocol Buffers."
   (let ((method (call-rpc-method call)))
     (and method (method:rpc-method-codec (the rpc-method method)))))
 

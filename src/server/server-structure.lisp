@@ -43,7 +43,7 @@
 
 (document-functions
   server-origins "The :ORIGINS that START-SERVER was given."
-  server-credentials "The TLS credentials of SERVER, from START-SERVER, or nil."
+  server-credentials "The TLS credentials of SERVER, from START-SERVER; nil without TLS."
   server-loops "The server loops of SERVER, one for each of its loops."
   server-channel-trace "The channelz trace of SERVER: its number and its events."
   server-sockets "An alist from the channelz numbers of SERVER's listening sockets to its

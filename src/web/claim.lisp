@@ -31,8 +31,8 @@
         when (octets-equal name (hpack:field-name field)) do (return field)))
 
 (defun header (fields name)
-  "The first of FIELDS, a vector of HPACK's, whose name is NAME, a string in lower case, or nil. A
-constant NAME is made into octets when the call is compiled."
+  "The first of FIELDS, a vector of HPACK's, whose name is NAME, a string in lower case; nil if
+FIELDS have no such field. A constant NAME is made into octets when the call is compiled."
   (header-named fields (ascii-octets name)))
 
 (define-compiler-macro header (&whole form fields name)
@@ -146,7 +146,7 @@ INCOMING, the encoding that the client uses, if any."
           (t '()))))
 
 (defun metadata-rejection (fields)
-  "The reason why a call cannot have FIELDS as its metadata, or nil."
+  "The reason why a call cannot have FIELDS as its metadata; nil if it can."
   (unless (wire:sound-metadata-p fields)
     '(:invalid-argument
       "metadata whose name ends in -bin is not base64, or has too many values")))
@@ -166,7 +166,7 @@ rejected, or nil."
 ;;; Routes
 
 (defun find-method-descriptor (method)
-  "The descriptor of METHOD, an RPC-METHOD, or nil."
+  "The descriptor of METHOD, an RPC-METHOD; nil if it is not known."
   (or (method:rpc-method-descriptor method)
       (let ((service (protobuf:find-descriptor (method:rpc-method-service-name method))))
         (and service

@@ -30,7 +30,7 @@ their header ENCODING-HEADER, a string, names the compression."
                           200 (acons encoding-header (string-downcase name) headers)))))))
 
 (defun heads-head (heads encoding)
-  "The head of HEADS for an answer that is compressed by ENCODING, or nil."
+  "The head of HEADS for an answer that is compressed by ENCODING; nil if HEADS have none."
   (if encoding
       (cdr (assoc encoding (heads-compressed heads)))
       (heads-plain heads)))

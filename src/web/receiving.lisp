@@ -104,7 +104,7 @@
   nil)
 
 (defun error-path (error)
-  "The path of the field that ERROR, a PROTOBUF-ERROR, is about, or nil."
+  "The path of the field that ERROR, a PROTOBUF-ERROR, is about; nil if ERROR names no field."
   (and (typep error 'protobuf:message-text-error)
        (let ((path (protobuf:message-text-error-path error)))
          (and (string/= "" path) (printable-text path :limit 200)))))

@@ -28,7 +28,7 @@
   (count :any (pb:step-state-children step) :key #'pb:child-state-status :test-not #'eq))
 
 (defun starting-step (state)
-  "The current step of STATE if children of it must be begun, or nil."
+  "The current step of STATE if children of it must be begun; nil if none must be begun."
   (let ((step (state-step state)))
     (and (running-p state) step (eq :starting (pb:step-state-status step)) step)))
 
@@ -167,7 +167,8 @@ alist of places and ChildResults of the children whose ends were noted earlier."
 ;;; The ends of workflows
 
 (defun children-left (state)
-  "The step of STATE, of a workflow that has ended, whose children must be cancelled, or nil."
+  "The step of STATE, of a workflow that has ended, whose children must be cancelled; nil if no
+children must be cancelled."
   (let* ((step (state-step state)) (definition (and step (pb:step-state-step step))))
     (and definition
          (eq :children (pb:step-action-case definition))

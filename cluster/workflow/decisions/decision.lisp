@@ -159,7 +159,7 @@ PUT-OFF-STEP has left its completion to this change."
 ;;; Its beginning
 
 (defun input-of (step)
-  "The input that STEP, a Step, has itself, or nil."
+  "The input that STEP, a Step, has itself; nil if it has none."
   (and (pb:has-step-input step) (pb:step-input step)))
 
 (defun state-depth (state)
@@ -310,7 +310,7 @@ has started it."
          (= fence (pb:workflow-state-fence state)))))
 
 (defun recorded-report (state fence)
-  "The record in STATE of the report that had FENCE, or nil."
+  "The record in STATE of the report that had FENCE; nil if STATE has no such record."
   (or (loop for step across (pb:workflow-state-steps state)
             thereis (find fence (pb:step-state-recorded step) :key #'pb:recorded-fence))
       (find fence (pb:workflow-state-former-reports state) :key #'pb:recorded-fence)))
@@ -491,7 +491,7 @@ LIMITS; nil if neither sets a limit."
           (seconds (ceiling (* 1000 seconds))))))
 
 (defun attempt-end (state limits)
-  "The time at which the attempt under way in STATE exceeds its limit, or nil."
+  "The time at which the attempt under way in STATE exceeds its limit; nil if it has no limit."
   (let ((ms (attempt-limit-ms (state-step state) limits)))
     (and ms (later (pb:workflow-state-claimed-unix-ms state) ms))))
 

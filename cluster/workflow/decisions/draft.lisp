@@ -80,7 +80,7 @@ ends with a slash, all payloads whose keys begin with NAME."
           (draft-removals draft))))
 
 (defun state-step (state)
-  "The StepState of STATE that is under way, or nil."
+  "The StepState of STATE that is under way; nil if no step is left."
   (let ((steps (pb:workflow-state-steps state))
         (place (- (pb:workflow-state-current state) (pb:workflow-state-steps-before state))))
     (and (< place (length steps)) (elt steps place))))

@@ -43,7 +43,8 @@ TEXT denotes no such number."
            (let ((number (parse-integer text))) (and (<= low number high) number))))))
 
 (defun cron-item (text low high names)
-  "The bits of the values from LOW to HIGH that TEXT, an item of a field, denotes, or nil."
+  "The bits of the values from LOW to HIGH that TEXT, an item of a field, denotes; nil if TEXT is
+not valid."
   (destructuring-bind (&optional (range "") (step "1" step-p) &rest more)
       (uiop:split-string text :separator "/")
     (destructuring-bind (&optional (first "") (last first last-p) &rest others)
@@ -61,7 +62,7 @@ TEXT denotes no such number."
                    finally (return bits)))))))
 
 (defun cron-field (text low high &optional names)
-  "The bits of the values from LOW to HIGH that TEXT, a field, denotes, or nil."
+  "The bits of the values from LOW to HIGH that TEXT, a field, denotes; nil if TEXT is not valid."
   (let ((items (mapcar (lambda (item) (cron-item item low high names))
                        (uiop:split-string text :separator ","))))
     (and (notany #'null items) (reduce #'logior items))))
@@ -93,14 +94,14 @@ TEXT denotes no such number."
                (or day weekday))))))
 
 (defun cron-minute (cron from)
-  "The first minute, not before FROM, of a day that CRON includes, or nil."
+  "The first minute, not before FROM, of a day that CRON includes; nil if no such minute is left."
   (loop for minute from from below 1440
         for (hour rest) = (multiple-value-list (floor minute 60))
         when (and (logbitp hour (cron-hours cron)) (logbitp rest (cron-minutes cron)))
           return minute))
 
 (defun next-cron (cron ms)
-  "The first time of CRON after MS, in milliseconds since 1970, or nil."
+  "The first time of CRON after MS, in milliseconds since 1970; nil if no such time is found."
   (multiple-value-bind (day minute) (floor (1+ (floor ms 60000)) 1440)
     (loop repeat +days-searched+
           for today from day

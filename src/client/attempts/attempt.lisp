@@ -34,7 +34,8 @@ number of attempts that it allows; nil if the config has no policy for CALL."
                                      (and stream (list (http2:stream-user stream)))))))))
 
 (defun throttle-of (call)
-  "The throttle of CALL's channel under the service config in force, or nil."
+  "The throttle of CALL's channel under the service config in force; nil if the config has no
+throttling."
   (let ((core (client-call-core call)))
     (setf (core-throttle core)
           (current-throttle (core-throttle core) (core-config core)))))

@@ -9,7 +9,8 @@
     (and parts (client-parts-internal parts))))
 
 (define-hot client-observer ((call client-call)) (or null rpc:observer)
-  "The operation OBSERVER: the observer of CALL's channel, or nil."
+  "The operation OBSERVER: the observer of CALL's channel; nil if the channel has none, or CALL is
+the channel's own."
   (let ((observer (core-observer (client-call-core call))))
     (and observer (not (internal-call-p call)) observer)))
 

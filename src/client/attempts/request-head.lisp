@@ -132,7 +132,7 @@ certificate of LINK's server is not for it; else nil."
                            :how '(:ended-by :local :sent nil)))))
 
 (define-hot (identity-failure :inline t) ((call client-call)) (or null client-failure)
-  "The failure of the attempt of CALL that begins, if its credentials have failed, or nil."
+  "The failure of the attempt of CALL that begins, if its credentials have failed; else nil."
   (let* ((parts (call-client-parts call))
          (identity (and parts (client-parts-identity parts))))
     (and identity (shiftf (caller-identity-failure identity) nil))))

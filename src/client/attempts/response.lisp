@@ -35,7 +35,7 @@ are MEMO unless that is nil."
           (client-abort call :internal **unsound-metadata** :peer)))))
 
 (defun tried-call (stream)
-  "The call whose attempt is on STREAM, if the call runs, or nil."
+  "The call whose attempt is on STREAM, if the call runs; else nil."
   (let* ((attempt (http2:stream-user stream))
          (call (and attempt (attempt-call attempt))))
     (and call (not (call-status call)) call)))
@@ -164,7 +164,7 @@ the metadata in LIST."
                (values nil fields))))))
 
 (defun list-pushback (list)
-  "The pushback in grpc-retry-pushback-ms of LIST, a value of PARSE-PUSHBACK, or nil."
+  "The pushback in grpc-retry-pushback-ms of LIST, a value of PARSE-PUSHBACK; nil if LIST has none."
   (let ((field (hpack:find-field list "grpc-retry-pushback-ms")))
     (parse-pushback (and field (hpack:field-value-string field)))))
 

@@ -40,7 +40,8 @@ loop.")
    (last-error :initform "no server can be reached" :accessor leaf-policy-last-error
             :documentation "The reason of the last failure of a member.")
    (health :initform nil :accessor leaf-policy-health
-           :documentation "The service whose health is checked at servers, or nil."))
+           :documentation "The service whose health is checked at servers; nil if no health is
+checked."))
   (:documentation "A balancer with a subchannel for each backend."))
 
 (defgeneric leaf-policy-picker (leaf-policy ready)
@@ -84,7 +85,7 @@ connected when a call needs them.")
   "The largest weight that a resolver can give, as in gRPC's protocols.")
 
 (defun said-weight (attributes)
-  "The weight in ATTRIBUTES, a backend's: 1 or more, or nil."
+  "The weight in ATTRIBUTES, a backend's: 1 or more; nil if the weight is missing or invalid."
   (let ((weight (getf attributes :weight)))
     (and (typep weight '(integer 1))
          (min weight +most-said-weight+))))

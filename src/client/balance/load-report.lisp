@@ -17,7 +17,7 @@
     (protobuf:protobuf-error () nil)))
 
 (defun trailers-report (trailers)
-  "The load report in TRAILERS, a vector of fields, or nil."
+  "The load report in TRAILERS, a vector of fields; nil if they have no valid report."
   (when-let ((field (find **report-name** (the simple-vector trailers)
                           :key #'hpack:field-name :test #'equalp)))
     (handler-case (parse-report (decode-base64 (hpack:field-value-string field)))

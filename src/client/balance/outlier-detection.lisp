@@ -42,7 +42,7 @@
   (config:integer-field object name path :default default :maximum 100))
 
 (defun parse-algorithm (object name path factor default-factor most-factor default-volume)
-  "The ALGORITHM in the field NAME of OBJECT, or nil."
+  "The ALGORITHM in the field NAME of OBJECT; nil if OBJECT lacks the field."
   (multiple-value-bind (object present) (config:object-field object name path)
     (when present
       (let ((path (config:member-path path name)))

@@ -125,7 +125,8 @@ LEAF-POLICY's config."
             (weighted-ready leaf-policy)))
 
 (defun said-weights (leaf-policy)
-  "The weights from the resolver for the ready members of LEAF-POLICY, scaled, or nil."
+  "The weights from the resolver for the ready members of LEAF-POLICY, scaled; nil if fewer than two
+are known."
   (flet ((said (subchannel) (or (said-weight (subchannel-attributes subchannel)) 0)))
     (scaled-weights (map 'vector #'said (weighted-ready leaf-policy)))))
 

@@ -44,7 +44,7 @@ configs that are made later. Return KEYWORD. From any thread."
   keyword)
 
 (defun find-policy (name)
-  "The policy with NAME, a keyword or a string as in JSON, or nil."
+  "The policy with NAME, a keyword or a string as in JSON; nil if no policy has this name."
   (if (stringp name)
       (find-if (lambda (policy) (member name (policy-names policy) :test #'string=))
                **policies**)
@@ -76,7 +76,8 @@ policy."
     (parse-policy policy (first (policy-names policy)) '() "")))
 
 (defun named-policy (key)
-  "The policy with KEY, a name as in JSON or a keyword of Lisp data, or nil."
+  "The policy with KEY, a name as in JSON or a keyword of Lisp data; nil if no policy has this
+name."
   (or (find-policy key)
       (find-policy (key-name key))))
 

@@ -285,7 +285,7 @@ such as \"1.5s\" or \".1s\". Nil if TEXT is not a duration."
             (string-right-trim "0" (format nil "~9,'0D" rest)))))
 
 (defun duration-of (value)
-  "The nanoseconds of VALUE, a duration, or nil."
+  "The nanoseconds of VALUE, a duration; nil if VALUE is not a duration."
   (let ((ns (cond ((stringp value) (parse-duration value))
                   ((and *lisp-source* (realp value) (finite-p value))
                    (round (* (rational value) +ns-per-second+))))))

@@ -24,7 +24,7 @@ none."
 config sets none."
   method-config-max-response-octets "The maximum length, in octets, of a received message; nil if
 the config sets none."
-  method-config-policy "The ATTEMPT-POLICY of the method, or nil.")
+  method-config-policy "The ATTEMPT-POLICY of the method; nil if it has none.")
 
 (define-printer (config method-config)
   "~@[timeout ~A~]~:[~; wait for ready~]~@[ ~A~]"

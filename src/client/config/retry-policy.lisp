@@ -119,7 +119,7 @@ multiplier counts as this. The minimum is the inverse of this, with which the se
    :codes (statuses-field object "nonFatalStatusCodes" path)))
 
 (defun parse-attempt-policy (object path)
-  "The ATTEMPT-POLICY in OBJECT, a method config at PATH, or nil."
+  "The ATTEMPT-POLICY in OBJECT, a method config at PATH; nil if OBJECT has none."
   (flet ((policy (name parser)
            (multiple-value-bind (policy present) (object-field object name path)
              (and present (funcall parser policy (member-path path name))))))

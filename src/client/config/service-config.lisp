@@ -26,10 +26,11 @@
 
 (document-functions
   service-config-methods "The table of CONFIG's METHOD-CONFIGs; see FIND-METHOD-CONFIG."
-  service-config-balancing "The POLICY-CONFIG of CONFIG, or nil."
-  service-config-throttling "The THROTTLING of CONFIG, or nil."
-  service-config-health-service "The service for health checks in CONFIG, or nil."
-  service-config-max-connections "How many connections a subchannel may have, or nil."
+  service-config-balancing "The POLICY-CONFIG of CONFIG; nil if it has none."
+  service-config-throttling "The THROTTLING of CONFIG; nil if it has none."
+  service-config-health-service "The service for health checks in CONFIG; nil if it has none."
+  service-config-max-connections "How many connections a subchannel may have; nil if CONFIG does not
+set this number."
   service-config-source "The text or the plist that CONFIG was made from. Configs of the same source
 are alike."
   throttling-max-tokens "The initial and maximum number of tokens, in thousandths."
@@ -52,7 +53,8 @@ thousandth."
                   (max 1 (floor (round (* ratio 1000000000)) 1000000)))))
 
 (defun parse-deprecated-balancing (object)
-  "The POLICY-CONFIG that the field loadBalancingPolicy of OBJECT names, or nil."
+  "The POLICY-CONFIG that the field loadBalancingPolicy of OBJECT names; nil if OBJECT lacks the
+field."
   (let ((path ""))
     (with-field (value object "loadBalancingPolicy" path nil)
       (unless (member value '(0 "UNSPECIFIED" :unspecified) :test #'equal)
@@ -66,7 +68,7 @@ thousandth."
           (parse-policy policy (first (policy-names policy)) '() path))))))
 
 (defun parse-config-balancing (object)
-  "The POLICY-CONFIG of the config OBJECT, or nil."
+  "The POLICY-CONFIG of the config OBJECT; nil if it has none."
   (multiple-value-bind (list present) (field object "loadBalancingConfig")
     (cond (present
            (field object "loadBalancingPolicy") ; may be given beside loadBalancingConfig, for other

@@ -11,7 +11,8 @@
   "The maximum number of methods that a table remembers; others are looked up by name each time.")
 
 (defun lookup-method (table method)
-  "Look up and remember the METHOD-CONFIG of METHOD in TABLE, or nil. From any thread."
+  "Look up and remember the METHOD-CONFIG of METHOD in TABLE, which is nil if TABLE has none. From
+any thread."
   (let ((config (config:find-method-config (method-table-config table) (rpc-method-path method))))
     (when (< (length (method-table-found table)) +remembered-methods+)
       (sb-ext:atomic-push (cons method config) (method-table-found table)))
@@ -19,13 +20,14 @@
 
 (define-hot table-method-config ((table method-table) (method rpc-method))
     (or null config:method-config)
-  "The METHOD-CONFIG of METHOD in TABLE, or nil. From any thread."
+  "The METHOD-CONFIG of METHOD in TABLE; nil if TABLE has none. From any thread."
   (if-let ((found (assoc method (method-table-found table) :test #'eq)))
     (cdr found)
     (lookup-method table method)))
 
 (define-hot method-config-of ((call client-call)) (or null config:method-config)
-  "The METHOD-CONFIG of CALL's method in the service config in force, or nil. From any thread."
+  "The METHOD-CONFIG of CALL's method in the service config in force; nil if the config has none.
+From any thread."
   (let ((table (core-methods (client-call-core call))))
     (and table (table-method-config table (the rpc-method (call-rpc-method call))))))
 

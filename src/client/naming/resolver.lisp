@@ -78,9 +78,11 @@
          :documentation "The name that a server's certificate must have, unless credentials set
 another.")
    (own-host :initform nil :accessor resolver-own-host
-             :documentation "The host of the :authority that the channel's user has set, or nil.")
+             :documentation "The host of the :authority that the channel's user has set; nil if the
+user has set none.")
    (proxy :initform nil :initarg :proxy :reader resolver-proxy
-          :documentation "The PROXY whose addresses are published instead of the servers', or nil.")
+          :documentation "The PROXY whose addresses are published instead of the servers'; nil if
+the channel uses no proxy.")
    (loop :initform nil :accessor resolver-loop
          :documentation "The channel's event loop, once the resolver has begun.")
    (deliver :initform nil :accessor resolver-deliver
@@ -338,6 +340,7 @@ other value."
   resolvers)
 
 (defun own-resolver (text resolvers)
-  "The class, a symbol, for the scheme of TEXT, a target, in RESOLVERS, an alist, or nil."
+  "The class, a symbol, for the scheme of TEXT, a target, in RESOLVERS, an alist; nil if RESOLVERS
+have none."
   (when-let ((colon (and (stringp text) (position #\: text))))
     (cdr (assoc (subseq text 0 colon) resolvers :test #'string-equal))))

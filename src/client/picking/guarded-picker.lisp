@@ -74,7 +74,8 @@ because an attempt that began later has an answer."
         (setf (subchannel-breaker subchannel) breaker))))
 
 (defun answering-subchannel (call)
-  "The subchannel whose server has begun to answer CALL, which has not ended, or nil."
+  "The subchannel whose server has begun to answer CALL, which has not ended; nil if no server has
+begun to answer."
   (let ((stream (client-call-stream call)))
     (and stream
          (wire:marked-p call :answer)

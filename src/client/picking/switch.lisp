@@ -14,7 +14,7 @@
    (state :initform :connecting :accessor switch-state
           :documentation "The state that CHILD has last published.")
    (next :initform nil :accessor switch-next
-         :documentation "The balancer that will replace CHILD, or nil.")
+         :documentation "The balancer that will replace CHILD; nil if no balancer will replace it.")
    (next-state :initform :connecting :accessor switch-next-state
                :documentation "The state that NEXT has last published.")
    (next-picker :initform nil :accessor switch-next-picker

@@ -154,8 +154,8 @@ GET-VARIABLE, a function like POSIX-GETENV."
       (when (plusp (length value)) (return (values value name))))))
 
 (defun environment-proxy (host port &optional (get-variable #'sb-ext:posix-getenv))
-  "The PROXY to HOST and PORT from the environment, or nil. Signal MISUSE if the proxy's URL is
-invalid."
+  "The PROXY to HOST and PORT from the environment; nil if HOST and PORT use none. Signal MISUSE if
+the proxy's URL is invalid."
   (multiple-value-bind (url variable) (first-variable *proxy-variables* get-variable)
     (and url
          (not (this-machine-p host))
@@ -173,8 +173,8 @@ also be a numeric address."
             :test #'string=)))
 
 (defun find-proxy (target proxy)
-  "The PROXY for a channel to TARGET, text, or nil. PROXY is as for MAKE-CHANNEL. Signal MISUSE if
-PROXY is wrong, or TARGET cannot be reached through a proxy."
+  "The PROXY for a channel to TARGET, text; nil if the channel uses no proxy. PROXY is as for
+MAKE-CHANNEL. Signal MISUSE if PROXY is wrong, or TARGET cannot be reached through a proxy."
   (unless (typep proxy '(or null string (eql :environment)))
     (misuse ":proxy must be a URL, :environment or NIL, not ~S." proxy))
   (let ((asked (stringp proxy)))

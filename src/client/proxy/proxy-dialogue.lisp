@@ -28,7 +28,8 @@
                    when line append (list line #\Return #\Newline))))))
 
 (defun head-end (octets start end)
-  "The index after the empty line in OCTETS from START to END, or nil."
+  "The index after the empty line in OCTETS from START to END; nil if OCTETS have no empty line
+there."
   (let ((mark (search #(13 10 13 10) octets :start2 start :end2 end)))
     (and mark (+ mark 4))))
 

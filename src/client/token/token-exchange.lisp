@@ -46,7 +46,7 @@ EXCHANGED-TOKEN."))
     (and (stringp value) value)))
 
 (defun told-error (members)
-  "The error in MEMBERS, of an answer (RFC 6749 section 5.2), as text, or nil."
+  "The error in MEMBERS, of an answer (RFC 6749 section 5.2), as text; nil if MEMBERS have none."
   (let ((code (text-member "error" members)))
     (and code
          (printable-text (format nil "~A~@[: ~A~]" code (text-member "error_description" members))

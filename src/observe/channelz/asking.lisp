@@ -38,7 +38,7 @@ does not answer is skipped; if no value is found, that owner's error is signalle
         :key (lambda (server) (channel-trace-number (server:server-channel-trace server)))))
 
 (defun find-numbered (number channel-traces key)
-  "The owner in CHANNEL-TRACES whose channel trace, by KEY, has NUMBER, or nil."
+  "The owner in CHANNEL-TRACES whose channel trace, by KEY, has NUMBER; nil if no owner has it."
   (find number channel-traces :key (lambda (owner) (channel-trace-number (funcall key owner)))))
 
 (defun links (core)

@@ -154,7 +154,7 @@ references take 0.3 ms of the loop's time.")
     (sort refs #'< :key #'v1:socket-ref-socket-id)))
 
 (defun find-in-servers (number summary)
-  "The Socket with NUMBER that a server has, or nil."
+  "The Socket with NUMBER that a server has; nil if no server has it."
   (first-found (lambda (server)
                  (if-let ((listener (cdr (assoc number (server:server-sockets server)))))
                    (listener-message number listener)

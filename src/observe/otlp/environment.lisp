@@ -50,7 +50,7 @@ wrong."
     (and value (read-number name value 1/1000))))
 
 (defun read-count (name get-variable)
-  "The number in the variable NAME, or nil."
+  "The number in the variable NAME; nil if the variable is not set or is invalid."
   (let ((value (variable-value name get-variable)))
     (and value (read-number name value 1))))
 
@@ -135,7 +135,8 @@ are the user's; without a TARGET both come from the environment."
                      (read-credentials signal get-variable)))))))
 
 (defun read-compression (signal get-variable)
-  "The compression of exports of SIGNAL from the environment, for a channel, or nil."
+  "The compression of exports of SIGNAL from the environment, for a channel; nil if the environment
+sets no valid one."
   (multiple-value-bind (value name) (signal-variable signal "COMPRESSION" get-variable)
     (cond ((null value) nil)
           ((string-equal "gzip" value) :gzip)
@@ -143,7 +144,8 @@ are the user's; without a TARGET both come from the environment."
           (t (ignore-variable name value "must be gzip or none")))))
 
 (defun read-timeout (signal get-variable)
-  "How long the environment lets an export of SIGNAL take, in seconds, or nil."
+  "How long the environment lets an export of SIGNAL take, in seconds; nil if the environment sets
+no valid time."
   (multiple-value-bind (value name) (signal-variable signal "TIMEOUT" get-variable)
     (and value (read-number name value 1/1000))))
 

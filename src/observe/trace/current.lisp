@@ -25,7 +25,7 @@
 (define-printer (scope scope)
   "~A" (scope-context scope))
 
-(defvar *scope* nil "The innermost SCOPE of this thread, or nil.")
+(defvar *scope* nil "The innermost SCOPE of this thread; nil if the thread has none.")
 
 (defun scope-here ()
   "The scope that counts on this thread now, or nil."
@@ -61,7 +61,7 @@ on another thread. From any thread."
     (if (and context (bare-p context)) nil context)))
 
 (defun current-tracing ()
-  "The tracing of this thread's current span or context, or nil."
+  "The tracing of this thread's current span or context; nil without one."
   (if-let ((scope (scope-here)))
     (scope-tracing scope)
     (let ((record (record-here)))

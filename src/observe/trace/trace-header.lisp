@@ -62,7 +62,7 @@ peer repeats in each request is parsed once."
   "The maximum number of octets of a grpc-trace-bin in base64; a longer field is not decoded.")
 
 (defun bin-octets (field)
-  "The octets of FIELD, a grpc-trace-bin, or nil."
+  "The octets of FIELD, a grpc-trace-bin; nil if they are malformed or too long."
   (etypecase field
     (hpack:field (and (<= (length (hpack:field-value field)) +longest-bin-octets+)
                       (handler-case (decode-base64 (hpack:field-value-string field))

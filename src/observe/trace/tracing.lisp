@@ -61,7 +61,8 @@ process, perhaps on another machine, where the clock of loops began at another t
   function)
 
 (defun on-batch (tracing)
-  "The function that TRACING calls, on a loop, when many spans wait, or nil. SETFable."
+  "The function that TRACING calls, on a loop, when many spans wait; nil if it calls none.
+SETFable."
   (tracing-on-batch tracing))
 
 (defun (setf on-batch) (function tracing)

@@ -31,7 +31,8 @@
 have for the hint to apply, and the hint.")
 
 (defun option-hint (name names)
-  "A text about the unknown option NAME of a command with the options NAMES, or nil."
+  "A text about the unknown option NAME of a command with the options NAMES; nil if no hint is
+known."
   (or (loop for (others needed hint) in *option-hints*
             when (and (member name others :test #'string=) (member needed names :test #'string=))
               return hint)

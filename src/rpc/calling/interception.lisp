@@ -20,7 +20,7 @@ for METHOD, REQUEST and OPTIONS."
 
 (document-functions
   channel-interceptors "The interceptors of CHANNEL, in the form that CHECK-INTERCEPTORS takes."
-  channel-call-credentials "The call credentials of CHANNEL's calls, or nil.")
+  channel-call-credentials "The call credentials of CHANNEL's calls; nil if CHANNEL has none.")
 
 (defmethod invoke :around ((channel interception) method request &rest options)
   (let ((credentials (channel-call-credentials channel)))

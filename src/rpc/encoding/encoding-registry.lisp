@@ -53,7 +53,7 @@ any thread."
   (funcall (encoding-opener encoding)))
 
 (defun encoding-of-name (name)
-  "The encoding that users name NAME, or nil."
+  "The encoding that users name NAME; nil if no encoding has this name."
   (find name (encodings) :key #'encoding-name))
 
 ;;; Octets to octets. All code that decompresses messages calls EXPAND-OCTETS or EXPAND-BEGINNING.

@@ -70,8 +70,9 @@ invalid name, and for \"proto\". From any thread."
     name))
 
 (defun find-codec (name)
-  "The codec that is registered as NAME, a string in upper or lower case, or nil. If the value is
-nil, a second value is true if NAME could be registered later. From any thread."
+  "The codec that is registered as NAME, a string in upper or lower case; nil if no codec has this
+name. If the value is nil, a second value is true if NAME could be registered later. From any
+thread."
   (or (gethash name **codecs**)
       (values nil (codec-name-p (string-downcase name)))))
 

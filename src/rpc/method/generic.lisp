@@ -132,7 +132,7 @@ that has methods or may get methods."
 
 (defgeneric unknown-method (service path)
   (:documentation "Return the RPC-METHOD by which SERVICE accepts calls of PATH, which no service
-has, or nil.")
+has; nil if SERVICE does not accept such calls.")
   (:method (service path)
     (declare (ignore service path))
     nil)

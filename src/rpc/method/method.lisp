@@ -83,12 +83,12 @@ and the errors are the same as for stubs (doc/calls.md). From any thread."))
 ;;; Method functions
 
 (defvar *call* nil
-  "The call whose handler this thread runs, or nil. Calls that the handler makes inherit its
-deadline.")
+  "The call whose handler this thread runs; nil if it runs none. Calls that the handler makes
+inherit its deadline.")
 
 (defun current-call ()
-  "The call whose handler, interceptor or callback runs on this thread, or nil. Calls that this
-thread makes meanwhile inherit the deadline of that call. From any thread."
+  "The call whose handler, interceptor or callback runs on this thread; nil if none of these runs.
+Calls that this thread makes meanwhile inherit the deadline of that call. From any thread."
   *call*)
 
 (defgeneric service-target (service)

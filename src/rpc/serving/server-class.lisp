@@ -28,7 +28,7 @@
 (document-functions
   server-services "The service objects of SERVER."
   server-options "The options, rows of the options table, with which SERVER runs."
-  server-observer "The OBSERVER of SERVER, or nil."
+  server-observer "The OBSERVER of SERVER; nil if SERVER has none."
   server-interceptors "The interceptors of SERVER, in the form of CHECK-INTERCEPTORS."
   server-reserve "The reserve whose threads run those handlers of SERVER that block."
   server-lock "The lock that guards SERVER's acceptors and its end."

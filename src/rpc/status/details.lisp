@@ -77,7 +77,7 @@ From any thread."
 
 (defun rpc-error-detail (error type)
   "The first of the details of ERROR that is a message of TYPE, a symbol such as
-GOOGLE.RPC:RETRY-INFO, or nil. From any thread."
+GOOGLE.RPC:RETRY-INFO; nil if ERROR has no such detail. From any thread."
   (find-if (lambda (message) (typep message type)) (rpc-error-details error)))
 
 ;;; Failing with details

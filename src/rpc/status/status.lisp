@@ -22,9 +22,9 @@
   (:documentation "A call ended with a status other than :ok. STATUS is a keyword, MESSAGE the text
 sent with it, DETAILS a list of messages or the octets of grpc-status-details-bin, TRAILERS an
 alist, CALL the call. ENDED-BY is the origin of the end: :peer (its status), :local (deadline,
-cancellation, limits) or :transport. CAUSE is the frame, code or errno that caused it, as text, or
-nil. SENT is nil if the request certainly never reached the peer's application; then it is safe to
-repeat the call."))
+cancellation, limits) or :transport. CAUSE is the frame, code or errno that caused it, as text; nil
+if no such cause is known. SENT is nil if the request certainly never reached the peer's
+application; then it is safe to repeat the call."))
 
 (define-hot (failure-p :inline t) (object) boolean
   "True if OBJECT is an RPC-ERROR and not a message. The test for a message comes first, since it is
@@ -36,11 +36,12 @@ quicker than the test for a condition."
   rpc-error-status "The status of the call that failed, a keyword such as :not-found."
   rpc-error-message "The text that was sent with the status; it may be empty."
   rpc-error-trailers "The trailing metadata of the call, an alist."
-  rpc-error-call "The call that ended, or nil."
+  rpc-error-call "The call that ended; nil if the error has no call."
   rpc-error-peer "The address of the peer, \"127.0.0.1:50051\", or nil if the call had no peer yet."
   rpc-error-ended-by "The origin of the call's end: :peer (its status), :local (deadline,
 cancellation, a limit) or :transport (the connection)."
-  rpc-error-cause "The frame, code or errno that caused the error, as text, or nil."
+  rpc-error-cause "The frame, code or errno that caused the error, as text; nil if no such cause is
+known."
   rpc-error-sent-p "True if the request may have reached the peer's application; if false, it is
 safe to repeat the call.")
 

@@ -42,7 +42,8 @@ octets, which are subtracted from what their peers hold."
   (account-sum (server-link-account (permit-link permit))))
 
 (defun largest-user-permit (entry)
-  "The permit of the peer with ENTRY whose connection holds the most, or nil."
+  "The permit of the peer with ENTRY whose connection holds the most; nil if no connection has
+begun."
   (let ((largest-user nil) (most -1))
     (flet ((look (permit)
              (when (and (permit-link permit) (< most (permit-octets permit)))
@@ -104,7 +105,7 @@ thread."
 (defglobal **pressure** nil)            ; no calls may begin
 
 (defun largest-user-server ()
-  "The server of the process whose connections hold the most, or nil."
+  "The server of the process whose connections hold the most; nil if no server serves."
   (let ((servers (remove :serving (registered **servers**) :key #'server-state :test-not #'eq)))
     (first (sort servers #'> :key (lambda (server) (account-sum (server-account server)))))))
 

@@ -57,14 +57,15 @@ messages in envelopes if STREAMED is true, else those of bare messages."
        (* 1000000 (parse-integer text))))
 
 (defun version-rejection (version)
-  "The reason why a request of VERSION, text or nil, is rejected, or nil."
+  "The reason why a request of VERSION, text or nil, is rejected; nil if it is accepted."
   (unless (or (null version) (string= "1" version))
     (list :invalid-argument
           (format nil "the version of Connect is 1, not ~A"
                   (printable-text version :limit 20 :quoted t)))))
 
 (defun timeout-rejection (text timeout)
-  "The reason why a request with TEXT, its connect-timeout-ms or nil, is rejected, or nil."
+  "The reason why a request with TEXT, its connect-timeout-ms or nil, is rejected; nil if it is
+accepted."
   (cond ((null text) nil)
         ((null timeout) '(:invalid-argument "malformed connect-timeout-ms"))
         ((zerop timeout) (multiple-value-list (rpc:verdict :came-too-late)))))
@@ -148,7 +149,7 @@ ROUTE."
                         :base64 (equal "1" (get-query-base64 query)))))
 
 (defun query-form (forms query)
-  "The form of FORMS for the messages of QUERY, or nil."
+  "The form of FORMS for the messages of QUERY; nil if QUERY names none."
   (let ((encoding (get-query-encoding query)))
     (cond ((equal "proto" encoding) (gethash "application/proto" forms))
           ((equal "json" encoding) (gethash "application/json" forms)))))

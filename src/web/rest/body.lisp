@@ -19,7 +19,7 @@ the number of messages in the body, because each message gets all these values."
 messages in the body, because each message gets the values in path and query.")
 
 (defun charset-of (content-type)
-  "The charset that CONTENT-TYPE names, in lower case, or nil."
+  "The charset that CONTENT-TYPE names, in lower case; nil if it names none."
   (let* ((length (min (length content-type) web:+media-type-characters+))
          (start (and (char-position #\; content-type :end length)
                      (search "charset=" content-type :test #'char-equal :end2 length))))

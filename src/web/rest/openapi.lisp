@@ -29,7 +29,7 @@ omitted."
   (object "$ref" (format nil "#/components/schemas/~A" full-name)))
 
 (defun comment-of (descriptor)
-  "The comment of DESCRIPTOR without the spaces around it, or nil."
+  "The comment of DESCRIPTOR without the spaces around it; nil if DESCRIPTOR has none."
   (when-let ((comment (protobuf:descriptor-comment descriptor)))
     (let ((text (string-trim '(#\Space #\Newline) comment)))
       (and (string/= "" text) text))))

@@ -49,7 +49,7 @@ segment.")
   (variables '() :type list))           ; the variables read so far, the last first
 
 (defun peek (scan &optional (ahead 0))
-  "The character of SCAN that follows AHEAD characters after the next, or nil."
+  "The character of SCAN that follows AHEAD characters after the next; nil at the end."
   (let ((at (+ ahead (scan-at scan))))
     (and (< at (length (scan-text scan))) (schar (scan-text scan) at))))
 

@@ -117,7 +117,8 @@ Fetch standard, \"CORS-safelisted request-header\")."
     (check-json-type content-type)))
 
 (defun body-encoding (route fields)
-  "How the body of a request of ROUTE with FIELDS is compressed: an encoding, or nil."
+  "How the body of a request of ROUTE with FIELDS is compressed: an encoding; nil if it is not
+compressed."
   (multiple-value-bind (encoding rejection) (web:head-encoding fields "content-encoding")
     (when (or rejection (and encoding (streamed-p route)))
       (error 'request-error :http-status 415 :status :invalid-argument
@@ -143,7 +144,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
                             (expt 10 (length fraction)))))))))
 
 (defun timeout-of (fields)
-  "The nanoseconds that a request with FIELDS may take, or nil."
+  "The nanoseconds that a request with FIELDS may take; nil if they set no timeout."
   (let* ((grpc (web:header-value fields "grpc-timeout"))
          (seconds (web:header-value fields "x-server-timeout"))
          (timeout (cond (grpc (and (<= (length grpc) 9)
@@ -156,7 +157,8 @@ Fetch standard, \"CORS-safelisted request-header\")."
 ;;; Claims
 
 (defun form-of (route fields)
-  "The form of the stream of answers to a request of ROUTE with FIELDS, or nil."
+  "The form of the stream of answers to a request of ROUTE with FIELDS; nil if the answers are not a
+stream, or are raw."
   (and (protobuf:method-descriptor-server-streaming-p (route-method route))
        (not (route-raw-answer route))
        (let ((accept (web:header fields "accept")))

@@ -43,7 +43,8 @@ the answer."))
   request-error-http-status "The status of HTTP for the answer to the request."
   request-error-status "The corresponding status of gRPC, a keyword."
   request-error-text "The fault of the request, as text."
-  request-error-field "The path of the field whose value is wrong, as text, or nil."
+  request-error-field "The path of the field whose value is wrong, as text; nil if the error
+concerns no field."
   request-error-headers "The headers that belong to the answer, an alist.")
 
 (defun visible (text)

@@ -33,7 +33,7 @@
   "~D route~:P" (length (router-routes router)))
 
 (defun route-suffix (route)
-  "The verb that ends ROUTE's template, or nil."
+  "The verb that ends ROUTE's template; nil if it has none."
   (template-verb (route-template route)))
 
 (defun enter-end (route routes)
@@ -119,7 +119,8 @@ else nil."
   (if (= (1+ index) (match-count match)) (match-end match) (svref (match-ends match) index)))
 
 (defun literal-node (node match index)
-  "The node to which NODE leads by the literal that equals the segment of MATCH at INDEX, or nil."
+  "The node to which NODE leads by the literal that equals the segment of MATCH at INDEX; nil if no
+literal equals it."
   (let ((start (svref (match-starts match) index)) (end (segment-end match index)))
     (and (node-literals node)
          (<= (- end start) (* +most-per-character+ (node-longest node)))

@@ -44,7 +44,8 @@
   (print-unreadable-object (route stream :type t) (write-string (route-text route) stream)))
 
 (defun method-rule (method)
-  "Return the google.api.HttpRule with which METHOD, a method descriptor, is annotated, or nil."
+  "Return the google.api.HttpRule with which METHOD, a method descriptor, is annotated; nil if it is
+not annotated."
   (let* ((octets (protobuf:descriptor-option-octets method))
          (options (and octets
                        (protobuf:parse-message "google.protobuf.MethodOptions" octets))))
@@ -164,7 +165,7 @@ itself is."
                field)))))
 
 (defun answer-field-of (rule type)
-  "The field of TYPE that RULE makes the whole answer, or nil."
+  "The field of TYPE that RULE makes the whole answer; nil if RULE names none."
   (let ((name (google.api:http-rule-response-body rule)))
     (if (string= "" name) nil (top-field type name "its response_body"))))
 

@@ -74,7 +74,8 @@
          (or (= 1 (length text)) (char= #\Space (char text 1))))))
 
 (defun key-end (text)
-  "The index of the colon after the key that TEXT begins with, or nil."
+  "The index of the colon after the key that TEXT begins with; nil if TEXT does not begin with a
+key."
   (let ((from (if (find (char text 0) "\"'")
                   (or (position (char text 0) text :start 1) 0)
                   0)))
