@@ -267,8 +267,8 @@ be late."
 
 (defun note-changed (informer changes &optional first)
   "Wake the threads that wait for changes of INFORMER's view, which has got CHANGES, and send
-CHANGES to the watchers; if this is the FIRST view, do so even without changes. The caller must hold
-the informer's lock."
+CHANGES to the watchers; if this is the FIRST view, do both even without changes. The caller must
+hold the informer's lock."
   (when (or changes first)
     (sb-thread:condition-broadcast (informer-waitqueue informer))
     (dolist (watcher (informer-watchers informer)) (tell-watcher informer watcher))))

@@ -243,8 +243,8 @@ this revision only now."
 
 (defun attend-membership (node)
   "Run the job that looks for NODE's entry while NODE is a member, and makes NODE join again after a
-loss, if NODE may do so. Return the seconds until the job runs again; nil if it waits until it is
-woken."
+loss, if NODE may join again. Return the seconds until the job runs again; nil if it waits until it
+is woken."
   (ecase (node-state node)
     (:member (look-for-entry node)
      (member-lease-seconds (node-asked node)))

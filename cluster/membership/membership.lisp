@@ -33,8 +33,8 @@ the condition, names the part of the store that others write."
   `(call-deciding-again ,what (lambda () ,@body)))
 
 (defun fetch-entry (store cluster name &key timeout)
-  "Return three values: the entry of the member NAME, or nil; the member; and the revision of the
-store."
+  "Return three values: the entry of the member NAME, nil if it does not exist; the member, or nil;
+and the revision of the store."
   (multiple-value-bind (entry revision) (etcd:fetch store (member-key cluster name)
                                                     :timeout timeout)
     (values entry (entry-member entry cluster) revision)))

@@ -105,8 +105,8 @@ makes. The changes in between are not known, so VIEW forgets those before REVISI
     changes))
 
 (defun changes-from (view revision)
-  "The changes that VIEW remembers from REVISION on, a list of revisions and their changes, the
-oldest first; or :forgotten if VIEW has forgotten some of these changes."
+  "The changes at REVISION and later, a list of revisions and their changes, the oldest first; or
+:forgotten if VIEW has forgotten some of these changes."
   (if (< revision (view-first view))
       :forgotten
       (let ((found '()))

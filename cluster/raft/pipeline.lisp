@@ -206,8 +206,8 @@ of PIPE."
   (and (null (pipe-call pipe)) (fifo-items (pipe-waiting pipe)) (not (pipe-ending pipe))))
 
 (defun next-step (peer)
-  "The next action of the thread that is pumping: a batch, which from now on counts as sent, and its
-stream; :OPEN; :CLOSE; or nil, after which the thread is not pumping any more."
+  "Return the next action of the thread that is pumping: a batch and its stream; or :OPEN or :CLOSE;
+or nil, after which the thread is not pumping any more. A batch counts as sent from now on."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (let ((batch (next-batch peer)))
@@ -304,7 +304,7 @@ requests that thread has sent."
             (t (send-batch peer call step))))))
 
 (defun pump (peer &key room)
-  "Send the batches that may be sent to PEER, unless another thread does so. ROOM is true if its
+  "Send the batches that may be sent to PEER, unless another thread sends them. ROOM is true if its
 stream has room again."
   (let ((pipe (peer-pipe peer)) (claim (list nil)) (unwound t))
     ;; an interrupt may come at any instruction

@@ -119,7 +119,7 @@ PEER has neither installed nor refused the snapshot."
 
 (defun too-long-p (error)
   "True if ERROR, of :resource-exhausted, says that a snapshot or a chunk is longer than PEER
-accepts. The status alone does not show this: an overloaded peer uses it, too."
+accepts. The status alone does not show this, because an overloaded peer also uses it."
   (or (eq :snapshot-too-long (refusal-reason error))
       (some (lambda (text) (search text (or (status:rpc-error-message error) "")))
             '("octets received, limit" "octets to send, limit"))))

@@ -322,7 +322,7 @@ task follows."
   (<= +free-losses+ (task-losses task)))
 
 (defun alone-wanted-p (worker)
-  "True while WORKER does a task alone, or must do so."
+  "True while WORKER does a task alone, or must do one alone."
   (some #'task-held-p (worker-suspects worker)))
 
 (defun alone-end-ns (task)

@@ -118,8 +118,8 @@ The arguments are as for MAP-ENTRIES. From any thread."
   "Put VALUE at KEY, strings or octets. Return the revision that the put makes and, if PREVIOUS is
 true, as second value the former entry, or nil. The entry ends with LEASE, a lease or its number; if
 KEEP-LEASE is true, it keeps its present lease. If KEEP-VALUE is true, the entry keeps its present
-value, and VALUE is ignored. Signal an ETCD-ERROR: LEASE-NOT-FOUND; INVALID-REQUEST if the lease or
-value to keep is missing; or another; see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+value, and VALUE is ignored. Signal LEASE-NOT-FOUND, INVALID-REQUEST if the lease or value to keep
+is missing, or another ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (let ((response (ask etcd #'kv:put
                        (put-request key value :lease lease :keep-lease keep-lease
                                               :keep-value keep-value :previous previous)

@@ -11,8 +11,8 @@
       (:queue (full-text core)))))
 
 (defun full-text (core)
-  "If all streams that CORE's connected servers allow are in use, a text that says so; nil if some
-are free, or if no server is connected."
+  "If all streams that CORE's connected servers allow are in use, a text that reports this; nil if
+some are free, or if no server is connected."
   (let* ((links (loop for subchannel in (core-subchannels core)
                       append (connection-set-links (subchannel-connection-set subchannel))))
          (limit (loop for link in links
@@ -140,7 +140,7 @@ requests."
   (print-unreadable-object (undecoded stream :type t)))
 
 (defun decode-reply (call)
-  "Decode the long reply of CALL, unless another thread has done so. Store the message in the
+  "Decode the long reply of CALL, unless another thread has decoded it. Store the message in the
 reply's place, or the RPC-ERROR if the reply is invalid, and return it."
   (let ((item (client-call-reply call)))
     (when (encoded-p item)

@@ -16,8 +16,8 @@
 (declaim (sb-ext:maybe-inline call-value))
 (defun call-value (call key &optional default)
   "Return two values: the value that CALL has for KEY, a symbol, and true; or DEFAULT and nil.
-SETFable. Signal MISUSE if KEY is not a symbol. The two ends of a call have separate values. The
-argument :values of a stub gives the first values of a client's call. From any thread."
+SETF stores a value. Signal MISUSE if KEY is not a symbol. The two ends of a call have separate
+values. The argument :values of a stub gives the first values of a client's call. From any thread."
   (check-key key)
   (let* ((parts (call-parts call))
          (entry (and parts (parts-values parts) (assoc key (parts-values parts) :test #'eq))))

@@ -448,7 +448,7 @@ may call this."
                  (through (inbound-filter inbound) (operate decode call item 0 0))))))))
 
 (define-hot (pop-taken :inline t) ((call call)) t
-  "As POP-INCOMING, but only from the messages that this thread has taken out of the queue."
+  "Do what POP-INCOMING does, but only with messages that this thread has taken out of the queue."
   (let ((inbound (call-inbound call)))
     (and inbound (inbound-received inbound) (pop-incoming call))))
 
@@ -499,8 +499,8 @@ grpc-status-details-bin or nil), and the trailers that a handler's call sends, a
     (values (call-status call) "" nil '())))
 
 (defun trailer-fields (call)
-  "The trailing metadata received for CALL, a client's, in the form of the transport. SETFable
-before CALL ends."
+  "The trailing metadata received for CALL, a client's, in the form of the transport. Before CALL
+ends, SETF may change it."
   (let ((ending (call-ending call)))
     (if ending (ending-trailer-fields ending) #())))
 

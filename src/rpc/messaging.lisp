@@ -30,8 +30,7 @@ queued: see TRY-SEND and ON-WRITABLE. Return nil without sending if the peer has
 COMPRESS matters if CALL has a CALL-COMPRESSION. With :auto, MESSAGE is compressed if it is long
 enough and compression shortens it; with t, it is always compressed. With nil, MESSAGE is sent
 uncompressed: choose nil if MESSAGE has a secret next to text that an attacker may have chosen. Call
-this from any thread, but CALL is not locked: threads that send on one call must do so one after the
-other."
+this from any thread, but CALL is not locked: threads that send on one call must take turns."
   (check-call call)
   (operate send call (outgoing call message) t compress))
 
@@ -333,9 +332,9 @@ errors are signalled even after REPLY or the end of CALL. From any thread."
 
 (defun call-compression (call)
   "The compression of the messages sent on CALL: :gzip, :deflate, a registered name, or :identity
-for no compression. SETFable in a handler before it has sent metadata or a message; signal MISUSE
-later. If the client does not accept the new value, messages are sent uncompressed. From any
-thread."
+for no compression. A handler may set it by SETF before it has sent metadata or a message; later
+SETF signals MISUSE. If the client does not accept the new value, messages are sent uncompressed.
+From any thread."
   (check-call call)
   (operate compression call))
 

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.rpc)
 
 (define-hot (outgoing-metadata :inline t) ((call call)) list
-  "The metadata that CALL's user sends with the headers, an alist. SETFable."
+  "The metadata that CALL's user sends with the headers, an alist. SETF changes them."
   (let ((own-options (call-own-options call)))
     (if own-options (own-options-metadata own-options) '())))
 

@@ -79,7 +79,7 @@ true if the request may be long when it is decompressed."
     (and deferred-start (deferred-start-long deferred-start))))
 
 (define-hot (call-notes :inline t) ((call server-call)) t
-  "The data of CALL's protocol for CALL, which has a claim. SETFable."
+  "The data of CALL's protocol for CALL, which has a claim. SETF changes them."
   (deferred-start-notes (the deferred-start (server-call-deferred-start call))))
 
 (defun (setf call-notes) (notes call)

@@ -37,7 +37,7 @@ tasks."
 
 (defun drop-run (draft)
   "Remove the rest of the run of DRAFT that ends, except its signals. Signals of much older runs are
-removed, too, unless a step may wait for one of them."
+also removed, unless a step may wait for one of them."
   (let* ((state (draft-state draft)) (id (pb:workflow-state-id state))
          (run (pb:workflow-state-run state))
          (waiting (map 'list #'run-of-signal (pb:workflow-state-signals state)))

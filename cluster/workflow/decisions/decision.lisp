@@ -437,8 +437,8 @@ in STATE; else nil."
         t))))
 
 (defun report-failure (draft fence text permanent)
-  "Note that the attempt of the claim FENCE has failed. PERMANENT is true if any other attempt would
-fail, too."
+  "Note that the attempt of the claim FENCE has failed. PERMANENT is true if every further attempt
+would also fail."
   (let ((digest (digest (if permanent "for good" "failure") text)))
     (when (check-fence draft fence digest)
       (let ((step (draft-step draft)))

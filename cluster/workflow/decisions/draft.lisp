@@ -44,7 +44,7 @@
         (draft-events draft)))
 
 (defun add-small-payload (draft key octets)
-  "As ADD-PAYLOAD, for few OCTETS, which are stored in the state itself, and only once if it already
+  "Do what ADD-PAYLOAD does, for few OCTETS. They are stored in the state itself, unless it already
 has the same octets."
   (let* ((state (draft-state draft)) (payloads (pb:workflow-state-payloads state))
          (same (find octets payloads :key #'pb:payload-octets :test #'equalp)))

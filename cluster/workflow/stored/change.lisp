@@ -152,8 +152,8 @@ was none, still does not exist."
 
 (defun put-draft (node draft &key when)
   "Put DRAFT, a finished one, into the store if its workflow has not changed and the comparisons
-WHEN are true. Return three values: true if this was so; the revision of the store; and, if it was
-not so, the present entry of the state."
+WHEN are true. Return three values: true if DRAFT was put; the revision of the store; and, if DRAFT
+was not put, the present entry of the state."
   (let ((id (pb:workflow-state-id (draft-state draft))))
     (multiple-value-bind (done results now)
         (transact node (list id)

@@ -93,7 +93,7 @@ path and the names of its fields that were read.")
 
 (defun check-names ()
   "Signal SERVICE-CONFIG-ERROR if a plist that was read has a field that no reader has read. In
-another object an unknown field is ignored; if its name is probably misspelt, the log says so."
+another object an unknown field is ignored; if its name is probably misspelt, a warning is logged."
   (loop for object being the hash-keys of *fields-read* using (hash-value (path . names))
         for keywords = (loop for name in names
                              collect (substitute #\- #\_ (snake-case name)))

@@ -29,7 +29,7 @@
    (dns-timeout-ns :initarg :dns-timeout-ns :reader resolver-dns-timeout-ns
                    :documentation "The time-out of a look-up that asks DNS servers.")
    (interval-ns :initarg :interval-ns :reader resolver-interval-ns
-                :documentation "The least time between two look-ups.")
+                :documentation "The minimum time between two look-ups.")
    (config-name :initarg :config-name :reader resolver-config-name
                 :documentation "The name whose TXT records have the service config, octets.")
    (asking :initform nil :accessor resolver-asking

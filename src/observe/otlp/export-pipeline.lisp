@@ -243,7 +243,7 @@ the seconds until the next round."
     (count-overflow pipeline)))
 
 (defun try-round (pipeline)
-  "As RUN-ROUND, but errors, and the exhaustion of the heap, are handled: they would end the
+  "Do what RUN-ROUND does, and handle errors and the exhaustion of the heap, which would end the
 thread."
   (handler-case (run-round pipeline)
     ((or error storage-condition) (error)

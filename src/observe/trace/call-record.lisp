@@ -44,8 +44,8 @@ CALL is not traced or, at a server on the wire, not recorded."
   (values (call-value call 'record)))
 
 (defun call-record (call)
-  "As KNOWN-RECORD, but a server's call that is traced and not recorded gets its record now. From
-any thread."
+  "Return the value of KNOWN-RECORD for CALL; but a server's call that is traced and not recorded
+gets its record now. From any thread."
   (rpc:late-value call 'record))
 
 (defun seed-ids (ids queue)

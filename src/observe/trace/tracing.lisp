@@ -62,7 +62,7 @@ process, perhaps on another machine, where the clock of loops began at another t
 
 (defun on-batch (tracing)
   "The function that TRACING calls, on a loop, when many spans wait; nil if it calls none.
-SETFable."
+SETF changes it."
   (tracing-on-batch tracing))
 
 (defun (setf on-batch) (function tracing)

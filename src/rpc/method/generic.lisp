@@ -86,8 +86,8 @@ be converted to JSON. Signal MISUSE if POOL lacks a type. From any thread."
   (:documentation "A service whose handler is one function; see MAKE-GENERIC-SERVICE."))
 
 (document-functions
-  generic-service-methods "The methods of SERVICE, a generic service, a list. SETFable: servers
-renew their routes at once; calls under way continue. From any thread.")
+  generic-service-methods "The methods of SERVICE, a generic service, a list. SETF changes them:
+servers renew their routes at once, and calls under way continue. From any thread.")
 
 (define-keyword-function make-generic-service (handler &key methods (unknown (null methods)))
   "Return a service, for START-SERVER, whose handler is the function HANDLER. HANDLER is called with

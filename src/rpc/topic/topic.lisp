@@ -156,8 +156,9 @@ if messages may be missing, else end the call."
                    (end-instead subscription :internal "a message could not be sent")))))))
 
 (defun send-message (call message)
-  "As TRY-SEND, but return nil also if CALL has ended. Interrupts are off, except in filters and
-while the function waits for room; if an interrupt ends it at such a point, MESSAGE is not sent."
+  "Do what TRY-SEND does, but also return nil if CALL has ended. Interrupts are off, except in
+filters and while the function waits for room; if an interrupt ends it at such a point, MESSAGE is
+not sent."
   (sb-sys:without-interrupts
     (handler-case
         (let ((message (sb-sys:with-local-interrupts (rpc:outgoing call message))))

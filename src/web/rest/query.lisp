@@ -69,7 +69,7 @@ name, or nil for both if the previous parameter has the same name; and those of 
         (setf start (1+ end))))))
 
 (defun set-text (message fields texts &optional replace)
-  "As SET-FIELD-TEXT, but signal a REQUEST-ERROR."
+  "Do what SET-FIELD-TEXT does, but signal its errors as a REQUEST-ERROR."
   (handler-case (protobuf:set-field-text message fields texts :replace replace)
     (protobuf:field-text-error (condition)
       (refuse-field (protobuf:field-text-error-path condition) "~A"

@@ -77,7 +77,7 @@ thread."
 ;;; Heads
 
 (defconstant +origin-characters+ 512
-  "The greatest length of an origin: a scheme, a name of at most 253 characters and a port.")
+  "The maximum length of an origin: a scheme, a name of at most 253 characters and a port.")
 
 (defun same-origin-p (fields)
   "True if the origin that FIELDS name is this server itself."
