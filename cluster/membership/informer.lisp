@@ -103,8 +103,8 @@ must hold the lock."
         (status:rpc-error ())))))
 
 (defun end-watcher (watcher condition)
-  "End the call of WATCHER by CONDITION. The lock is not held: ON-CANCEL may be called on this
-thread."
+  "End the call of WATCHER by CONDITION. Call this without the informer's lock, because ON-CANCEL
+may be called on this thread."
   (handler-case (rpc:finish (watcher-call watcher) :status (condition-status condition)
                                                    :message (bounded-text condition))
     ;; the call has ended meanwhile

@@ -30,8 +30,8 @@ the generation that the asking process had, or 0. IF-TAKEN is :take-over or :ref
           (t :taken))))
 
 (defun decide-life (existing generation)
-  "The state of the member that has GENERATION, if EXISTING is the present member of its name, or
-nil: :alive, :gone or :superseded."
+  "The state of the member that has GENERATION: :alive, :gone or :superseded. EXISTING is the
+present member of its name, or nil."
   (cond ((null existing) :gone)
         ((= generation (member-generation existing)) :alive)
         (t :superseded)))

@@ -50,8 +50,9 @@ a wrong permission. From any thread."
 
 (defun add-group (service group name state)
   "Add the member NAME of GROUP, both strings, to SERVICE. SERVICE answers Raft's messages for that
-member by the methods of HANDLE-APPEND-ENTRIES and so on for STATE, an object of a class of the
-user's. Return SERVICE. Signal MISUSE if SERVICE already has a member of GROUP. From any thread."
+member by the methods of HANDLE-APPEND-ENTRIES and so on for STATE, an object of a class that the
+user has defined. Return SERVICE. Signal MISUSE if SERVICE already has a member of GROUP. From any
+thread."
   (let ((member (make-local-member (checked-name group) (checked-name name) state)))
     (sb-thread:with-mutex ((service-lock service))
       (when (gethash group (service-groups service))

@@ -15,7 +15,7 @@
 (defconstant +most-ready+ 50000 "The maximum number of ready tasks that a node knows of.")
 
 (defun drop-task (list task)
-  "Remove TASK from LIST, whose lock is held."
+  "Remove TASK from LIST, whose lock the caller must hold."
   (let* ((kind (ready-task-kind task)) (rings (gethash kind (ready-list-kinds list))))
     (quit-ring task)
     (remhash (ready-task-id task) (ready-list-tasks list))

@@ -321,8 +321,8 @@ the session, and the revision of its key."
                                        (session-record-revision record)))))))
 
 (defun move-together (node lease silent)
-  "Let the keys of the sessions in SILENT, some of TAKE-SILENT's, end with LEASE, as far as they
-have not changed."
+  "Let the keys of the sessions in SILENT, elements of a list from TAKE-SILENT, end with LEASE. Keys
+that have changed are left alone."
   (let ((number (etcd:lease-id lease)))
     (multiple-value-bind (done all-results now)
         (etcd:transact (node-etcd node)

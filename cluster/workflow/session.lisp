@@ -37,8 +37,8 @@
                    "a session lasts 2 to ~D seconds" most))))
 
 (defun new-session (node seconds owner)
-  "A name for a session of SECONDS that is OWNER's. The name is short, since each change of a task
-contains it."
+  "A name for a session of SECONDS that belongs to OWNER. The name is short, since each change of a
+task contains it."
   (format nil "~(~36R~)-~D~:[.~;~]~A" (below node (ash 1 62)) seconds (string= "" owner) owner))
 
 (defun open-session (node worker seconds &optional (owner ""))
@@ -150,7 +150,7 @@ the tasks in HELD that no longer belong to the session. Signal SESSION-LOST."
 
 (defun check-heartbeat (call request)
   "Return the session and the held tasks of REQUEST, a HeartbeatRequest on CALL. Signal
-ACCESS-DENIED unless the session is the peer's, or TOO-LARGE."
+ACCESS-DENIED unless the session belongs to the peer, or TOO-LARGE if REQUEST has too many tasks."
   (let ((session (pb:heartbeat-request-session request)) (held (pb:heartbeat-request-held request)))
     (check-owner call session)
     (when (> (length held) +most-held+)

@@ -193,7 +193,7 @@ SUBSCRIPTION's lock."
   (append (gethash id (feed-subscriptions feed)) (gethash "" (feed-subscriptions feed)) '()))
 
 (defun subscriptions (feed)
-  "All subscriptions of FEED, whose lock is held."
+  "All subscriptions of FEED, whose lock the caller must hold."
   (loop for subscriptions being the hash-values of (feed-subscriptions feed)
         append subscriptions))
 

@@ -71,8 +71,8 @@ lease.")
   (with-worker (worker) (copy-list (worker-held worker))))
 
 (defun await-worker (worker seconds over-p)
-  "Wait for SECONDS, or until OVER-P, a function without arguments that is called under the lock, is
-true."
+  "Wait for SECONDS, or until OVER-P, a function without arguments that is called under WORKER's
+lock, returns true."
   (loop:await-until (worker-waitqueue worker) (worker-lock worker) (loop:notice-end seconds)
                     over-p))
 

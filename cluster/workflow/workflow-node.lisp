@@ -276,7 +276,8 @@ lock."
   (sb-thread:with-mutex ((node-lock node)) (and (find-record node session) t)))
 
 (defun map-records (function node)
-  "Call FUNCTION, which waits for nothing, with each SESSION-RECORD of NODE, under the lock."
+  "Call FUNCTION, which waits for nothing, with each SESSION-RECORD of NODE, under the lock of
+NODE."
   (sb-thread:with-mutex ((node-lock node))
     (loop for record being the hash-values of (node-session-records node)
           do (funcall (the function function) record))))

@@ -55,8 +55,8 @@ MIRROR has no watch.")
      (sb-thread:with-mutex ((mirror-lock ,mirror)) ,@body)))
 
 (defun tell-mirror (mirror kind items revision)
-  "Call the function of MIRROR. If that function signals an error, signal FUNCTION-FAILED, since the
-error is not one of etcd's."
+  "Call the function of MIRROR. If that function signals an error, signal FUNCTION-FAILED, because
+the error does not come from etcd."
   (unless (mirror-ended mirror)
     (with-function-failed () (funcall (mirror-function mirror) kind items revision))))
 

@@ -94,7 +94,7 @@ has no addresses, the reason."
     (error (condition) (values '() (bounded-text condition)))))
 
 (defun begin-lookup (hosts lookup address)
-  "Begin to look ADDRESS, of LOOKUP, up. Under the lock of HOSTS."
+  "Begin to look ADDRESS, of LOOKUP, up. The caller must hold the lock of HOSTS."
   (when (loop:run-on-reserve (hosts-reserve hosts)
                              (lambda ()
                                (multiple-value-bind (texts failure) (resolve-address hosts address)

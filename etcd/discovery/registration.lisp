@@ -98,7 +98,8 @@ ends, or until END-NS. Return the value of PREDICATE."
 ;;; Its job
 
 (defun count-standing (registration standing)
-  "Count whether the key of REGISTRATION is in the store, with the right value. Under its lock."
+  "Count whether the key of REGISTRATION is in the store, with the right value. The caller must hold
+the lock of REGISTRATION."
   (unless (eq standing (shiftf (registration-standing registration) standing))
     (note (registration-meter registration) #'meter-registered (if standing 1 -1)
           (registration-name registration))))

@@ -70,7 +70,8 @@ SERVICE-WATCHER's job handles the change."
 ;;; Informing resolvers
 
 (defun tell-resolver (service-watcher resolver)
-  "Give RESOLVER the last news of SERVICE-WATCHER, if it has any. Under its lock."
+  "Give RESOLVER the last news of SERVICE-WATCHER, if it has any. The caller must hold the lock of
+SERVICE-WATCHER."
   (destructuring-bind (&optional kind what config) (service-watcher-told service-watcher)
     (ecase kind
       ((nil))

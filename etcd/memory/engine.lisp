@@ -91,7 +91,7 @@ a user's thread here, half a revision would remain."
     (funcall (the function (listener-function listener)))))
 
 (defun leave-call (engine listener)
-  "Make the job of ENGINE, whose lock is held, call LISTENER."
+  "Make the job of ENGINE, whose lock the caller must hold, call LISTENER."
   (unless (shiftf (listener-called listener) t)
     (enqueue listener (engine-calls engine))
     (loop:wake-job (engine-job engine))))
@@ -139,7 +139,7 @@ thread that was to call them may have been interrupted. The caller must hold ENG
              (leave-call engine listener))))
 
 (defun look-at-clock (engine)
-  "End the leases whose time is over by the clock of ENGINE, whose lock is held."
+  "End the leases whose time is over by the clock of ENGINE, whose lock the caller must hold."
   (let ((now (engine-now engine)))
     (end-leases (engine-store engine) now)
     ;; the clock may have been set back, too
@@ -184,9 +184,9 @@ ENGINE is closed."
   (with-engine (engine) (remhash listener (engine-listeners engine))))
 
 (defun add-watch (engine watch)
-  "Add WATCH to the watches of ENGINE, whose lock is held. Return false if the engine or WATCH's
-listener has too many watches: a listener may have another watch if it has fewer watches than are
-free."
+  "Add WATCH to the watches of ENGINE, whose lock the caller must hold. Return false if the engine
+or WATCH's listener has too many watches: a listener may have another watch if it has fewer watches
+than are free."
   (let* ((listener (watch-listener watch))
          (free (- (engine-max-watches engine) (tree-size (engine-watches engine)))))
     (when (< (listener-watch-count listener) free)
@@ -195,7 +195,7 @@ free."
       t)))
 
 (defun remove-watch (engine watch)
-  "Remove WATCH from the watches of ENGINE, whose lock is held."
+  "Remove WATCH from the watches of ENGINE, whose lock the caller must hold."
   (setf (watch-dropped watch) t
         (engine-watches engine) (tree-without (engine-watches engine) (watch-key watch)))
   (decf (listener-watch-count (watch-listener watch))))

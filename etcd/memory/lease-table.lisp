@@ -5,10 +5,10 @@
 
 (in-package #:clgrpc.memory)
 
-(defconstant +shortest-lease-seconds+ 2 "The shortest TTL: a lease for which less was requested gets
-this, as in etcd.")
+(defconstant +shortest-lease-seconds+ 2 "The minimum TTL, in seconds. A lease for which a shorter
+TTL was requested gets this one, as in etcd.")
 (defconstant +longest-lease-seconds+ 9000000000
-  "The longest TTL of a lease, as in etcd, in seconds.")
+  "The maximum TTL of a lease, in seconds, as in etcd.")
 
 (defstruct (lease (:constructor make-lease (number seconds end-ns)) (:copier nil))
   "A lease of a store."

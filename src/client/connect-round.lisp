@@ -90,13 +90,14 @@ when a peer's SETTINGS come."
                                (string-right-trim "." (princ-to-string error)))))))
 
 (defun tunnelled-byte-channel (core byte-channel)
-  "BYTE-CHANNEL, one of CORE's, or a tunnel over it if CORE has a proxy."
+  "Return BYTE-CHANNEL, which belongs to CORE; if CORE has a proxy, return a tunnel over
+BYTE-CHANNEL."
   (if-let ((proxy (resolver-proxy (resolution-resolver (core-resolution core)))))
     (proxy:make-tunnel-byte-channel byte-channel proxy)
     byte-channel))
 
 (defun secure-byte-channel (connection-set byte-channel)
-  "BYTE-CHANNEL, one of CONNECTION-SET's, with TLS if its channel has credentials."
+  "Return BYTE-CHANNEL, which belongs to CONNECTION-SET, with TLS if the channel has credentials."
   (let* ((core (connection-set-core connection-set))
          (credentials (core-credentials core)))
     (if credentials

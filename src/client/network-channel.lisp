@@ -40,7 +40,7 @@
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form in
 doc/addresses.md. The channel does not connect yet. End the channel with CLOSE-CHANNEL, or use
 WITH-CHANNEL.
-CREDENTIALS            TLS credentials, which TLS-CREDENTIALS makes; nil, the default, is plaintext
+CREDENTIALS            TLS credentials made by TLS-CREDENTIALS; nil, the default, is plaintext
 COMPRESSION            :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the default:
                        the compression of requests, unless a stub's :compression sets another or
                        the server does not accept it

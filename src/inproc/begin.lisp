@@ -141,7 +141,7 @@ afterwards."
         (loop:call-user event-loop #'run-elsewhere call-pair))))
 
 (define-hot enter-loop ((call-pair call-pair) (event-loop loop:event-loop)) null
-  "Count the call of CALL-PAIR as one of EVENT-LOOP's."
+  "Count the call of CALL-PAIR among the calls of EVENT-LOOP."
   (unless (call-pair-entered call-pair)
     (sb-sys:without-interrupts
       (setf (call-pair-entered call-pair) event-loop)

@@ -107,8 +107,8 @@ has begun to end. Only one thread at a time may call this."
 
 (defun reload-at-hang-up (ending server &rest functions)
   "At SIGHUP reload on a new thread by calling FUNCTIONS without arguments; ignore nil among them.
-If there are no such functions, and no service manager, the signal still ends the process, as when a
-terminal is closed."
+If there are no such functions, and no service manager, the signal still ends the process, for
+example when a terminal is closed."
   (let ((functions (remove nil functions)))
     (when (or functions (manager-address))
       (let ((reloader (make-reloader ending server functions)))

@@ -255,8 +255,8 @@ run the loop."
   "Wait until (funcall READY-P CALL) is true or CALL has ended; return the last value of READY-P. To
 wait only for the end of CALL, let READY-P be CALL-STATUS. While this thread waits, it drives CALL's
 loop; or it hands over the loop that it runs itself, and sleeps. The wait ends at the latest when
-CALL ends, as by its deadline or with its connection. Signal :resource-exhausted if this thread runs
-a loop and no other thread is left to run it."
+CALL ends, for example at its deadline or with its connection. Signal :resource-exhausted if this
+thread runs a loop and no other thread is left to run it."
   (declare (type function ready-p))
   (cond ((funcall ready-p call))
         ((call-status call) nil)

@@ -68,9 +68,9 @@
 
 (defun verdict (name &rest arguments)
   "The status and the text of the verdict NAME, a keyword. ARGUMENTS are the arguments of the
-verdict's text, a format control. A peer may have sent a string among them, so only the first 120
-characters of a string are shown: with HPACK the peer can repeat such a string at the cost of one
-octet, and it may be necessary to escape each character."
+verdict's text, a format control. A peer may have sent a string among them. Only the first 120
+characters of a string are shown, because escaping a long string takes time, and with HPACK the peer
+can repeat such a string at the cost of one octet."
   (let ((row (or (find name (the simple-vector **verdicts**) :key #'verdict-row-name)
                  (misuse "~S is not a verdict." name))))
     (values (verdict-row-status row)

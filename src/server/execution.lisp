@@ -29,11 +29,11 @@
   nil)
 
 (defun start-on-reserve (call)
-  "Run CALL's handler on a reserve thread. If all threads are busy CALL waits for one, at most for
-the option reserve-wait-seconds, since the handlers on all threads might wait for this call. Three
-events race for the ticket: a thread is free, that time ends, or CALL ends. The first event takes
-the call out of the ticket, and later events find the ticket empty. So a call that has ended is not
-kept, and has no place in the queue."
+  "Run CALL's handler on a reserve thread. If all threads are busy, CALL waits until a thread is
+free. It waits no longer than the option reserve-wait-seconds allows, because the handlers on all
+threads might wait for this call. Three events race for the ticket: a thread is free, that time
+ends, or CALL ends. The first event takes the call out of the ticket, and later events find the
+ticket empty. So a call that has ended is not kept, and has no place in the queue."
   (let* ((ticket (list call nil))
          (link (server-call-link call))
          (loop (wire-call-loop call))
@@ -318,8 +318,8 @@ promised for its answer."
 ;;; Its value
 
 (defun abandoned-condition (call)
-  "Log that CALL's handler was left by a non-local exit, as when its thread is ended in the
-debugger. Return the RPC-ERROR that ends CALL."
+  "Log that CALL's handler was left by a non-local exit, for example because its thread was ended in
+the debugger. Return the RPC-ERROR that ends CALL."
   (rpc:log-call-event call :error :handler-error
                       :method (rpc:call-path call)
                       :condition "The handler was left by a non-local exit.")

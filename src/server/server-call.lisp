@@ -86,7 +86,7 @@ true if the request may be long when it is decompressed."
   (setf (deferred-start-notes (server-call-deferred-start call)) notes))
 
 (define-hot (call-http-request :inline t) ((call server-call)) (or null exchange:http-request)
-  "The plain request whose handler CALL runs, or nil if it is a call of gRPC's."
+  "The plain request whose handler CALL runs; nil if CALL is a gRPC call."
   (let ((deferred-start (server-call-deferred-start call)))
     (and deferred-start (deferred-start-http-request deferred-start))))
 

@@ -118,8 +118,8 @@ EXECUTION     where handlers run. :inline: always on the loop that received the 
               methods, the symbols of their generic functions, to one of these keywords sets it for
               each method. With any EXECUTION, a handler that blocks does not delay others for long:
               another thread takes the loop over
-CREDENTIALS   TLS credentials, which TLS-CREDENTIALS makes: the server accepts only TLS; nil, the
-              default, is plaintext
+CREDENTIALS   TLS credentials made by TLS-CREDENTIALS, with which the server accepts only TLS; nil,
+              the default, is plaintext
 COMPRESSION   the compression of answers for clients that accept it, unless a handler sets the
               CALL-COMPRESSION: :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the
               default

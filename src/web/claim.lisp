@@ -45,7 +45,7 @@ FIELDS have no such field. A constant NAME is made into octets when the call is 
   (and field (hpack:field-value-string field)))
 
 (defun header-value (fields name)
-  "The value of the header NAME of FIELDS, a string, or nil; see HEADER."
+  "The value of the header NAME of FIELDS, a string; nil if FIELDS have no such header. See HEADER."
   (field-text (header fields name)))
 
 (define-compiler-macro header-value (fields name)
@@ -152,8 +152,8 @@ INCOMING, the encoding that the client uses, if any."
       "metadata whose name ends in -bin is not base64, or has too many values")))
 
 (defun grpc-timeout (fields)
-  "Two values: the nanoseconds in the grpc-timeout of FIELDS, or nil; and the reason why it is
-rejected, or nil."
+  "Two values: the nanoseconds in the grpc-timeout of FIELDS, nil if it is missing or malformed; and
+the reason for a rejection, nil if it is not rejected."
   (let ((field (header fields "grpc-timeout")))
     (if (null field)
         nil

@@ -127,8 +127,8 @@ another request."
         (dolist (commit commits) (loop:reject-future (commit-future commit) condition))))))
 
 (defun queue-commit (group commit)
-  "Queue COMMIT in GROUP, whose lock is held. Return true if the caller must send a request, which
-is then counted as under way."
+  "Queue COMMIT in GROUP, whose lock the caller must hold. Return true if the caller must send a
+request, which is then counted as under way."
   (enqueue commit (commit-group-queue group))
   (when (< (commit-group-flying group) +most-flying+)
     (incf (commit-group-flying group))))

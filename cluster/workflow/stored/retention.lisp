@@ -41,7 +41,7 @@ its AGE. The period of any other key is nil."
 
 (defun count-ended (retention root entry sign)
   "Add the octets of the workflow of ENTRY in the index, times SIGN, to the sums of RETENTION, whose
-lock is held."
+lock the caller must hold."
   (let* ((index-entry (entry-index-entry entry ""))
          (period (and index-entry (period-of root (index-entry-position index-entry))))
          (sums (retention-sums retention)))
@@ -127,7 +127,7 @@ and their sum."
 
 (defun first-superfluous (sums most)
   "Return two values: the first period in SUMS, an alist of one status, up to which the octets
-exceed MOST, and the octets before that period; or nil."
+exceed MOST, and the octets before that period; nil if all octets together do not exceed MOST."
   (loop with sum = 0
         for (period . octets) in sums
         do (when (< most (+ sum octets)) (return (values period sum)))

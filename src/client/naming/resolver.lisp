@@ -118,8 +118,8 @@ changed. On its loop."))
   (:method ((resolver resolver)) nil))
 
 (defgeneric certificate-name (resolver address)
-  (:documentation "The name, a text, that the certificate of the server at ADDRESS, one of
-RESOLVER's, must have.")
+  (:documentation "The name, a text, that the certificate of the server at ADDRESS, an address of
+RESOLVER, must have.")
   (:method ((resolver resolver) address)
     (declare (ignore address))
     (resolver-host resolver)))

@@ -107,8 +107,8 @@ returned it. Called when BALANCER has been made, and whenever BACKENDS or CONFIG
 channel's loop."))
 
 (defgeneric subchannel-changed (balancer subchannel)
-  (:documentation "Handle a change of the state of SUBCHANNEL, one of BALANCER's. On the channel's
-loop."))
+  (:documentation "Handle a change of the state of SUBCHANNEL, a subchannel of BALANCER. On the
+channel's loop."))
 
 (defgeneric exit-idle (balancer)
   (:documentation "Connect BALANCER if it has published :idle, since a call needs a connection. On
@@ -152,8 +152,9 @@ MAKE-PICKER; or a failure from MAKE-FAILURE. On the channel's loop."
   (child-published (balancer-parent balancer) balancer state picker))
 
 (defun call-guarded (publisher balancer function)
-  "Call FUNCTION, a method of BALANCER's, which may be a user's. An error in FUNCTION is logged, and
-PUBLISHER, a balancer, publishes a failure, since otherwise calls might wait for ever."
+  "Call FUNCTION, which calls a method for BALANCER; users may have defined the method. An error in
+FUNCTION is logged, and PUBLISHER, a balancer, publishes a failure, since otherwise calls might wait
+for ever."
   (when-let ((error (nth-value 1 (loop:guarding (:balancer-failed :balancer balancer)
                                    (funcall (the function function))))))
     (publish publisher :transient-failure

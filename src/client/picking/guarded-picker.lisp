@@ -118,8 +118,8 @@ server has, the trial has no result."
         (and text (refusal "~A: ~A" (server-text subchannel) text))))))
 
 (defun pick-past-breakers (picker call)
-  "The pick of PICKER, a subchannel or a PICKER, for CALL among the servers whose breakers admit it;
-else the FAILURE of the last breaker."
+  "Return the pick of PICKER, a subchannel or a PICKER, for CALL among the servers whose breakers
+admit CALL. If no such server is found, return the FAILURE of the breaker that refused last."
   (loop with refusal = nil
         repeat (if (picker-p picker) +picks-past-breakers+ 1)
         do (let ((picked (if (picker-p picker) (funcall (picker-function picker) call) picker)))

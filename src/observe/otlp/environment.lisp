@@ -20,7 +20,8 @@
       (unless (string= "" trimmed) trimmed))))
 
 (defun signal-variable (signal suffix get-variable)
-  "The value of OTEL_EXPORTER_OTLP_…SUFFIX for SIGNAL, or nil; the second value is its name."
+  "The value of the variable OTEL_EXPORTER_OTLP_…SUFFIX for SIGNAL, and the variable's name; nil if
+it is not set."
   (loop for name in (list (format nil "OTEL_EXPORTER_OTLP_~A_~A" signal suffix)
                           (format nil "OTEL_EXPORTER_OTLP_~A" suffix))
         for value = (variable-value name get-variable)

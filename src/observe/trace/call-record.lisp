@@ -90,7 +90,7 @@ half of the trace's id."
                     (record-made record) (record-parent record))))
 
 (defun child-context (record)
-  "The context of a new span whose parent is RECORD's."
+  "The context of a new span whose parent is the span of RECORD's call."
   (let ((queue (record-queue record)))
     (make-trace-context :high (record-high record) :low (record-low record)
                         :id (next-id (queue-ids queue) (null (queue-loop queue)))

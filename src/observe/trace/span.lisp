@@ -179,7 +179,8 @@ are omitted."
   nil)
 
 (defun put-status (span status &optional (text ""))
-  "Set the status of SPAN, how its work ended; :ok, once set, remains (OpenTelemetry, Set Status)."
+  "Set the status of SPAN: how its work ended. The status :ok, once set, remains (OpenTelemetry, Set
+Status)."
   (unless (or (span-over-p span) (eq :ok (span-status span)))
     (setf (span-status-text span) (if (eq :error status) (short-text text (span-limits span)) "")
           (span-status span) status))

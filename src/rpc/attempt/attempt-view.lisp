@@ -125,10 +125,10 @@ attempts: the loop's or, in process, the caller's."
        t))
 
 (defun view-attempt (call number retries peer metadata interceptors)
-  "Call the INTERCEPTORS that apply to CALL's method for an attempt of CALL. RETRIES is CALL's, or
-nil. NUMBER other attempts came before this one, which is sent to PEER with METADATA. Return two
-values: the ATTEMPT for the interceptors, or nil without interceptors; and nil, or the RPC-ERROR
-with which the interceptors make the attempt fail."
+  "Call the INTERCEPTORS that apply to CALL's method for an attempt of CALL. RETRIES is the RETRIES
+structure of CALL, or nil. NUMBER other attempts came before this one, which is sent to PEER with
+METADATA. Return two values: the ATTEMPT for the interceptors, or nil without interceptors; and nil,
+or the RPC-ERROR with which the interceptors make the attempt fail."
   (let ((own (interceptors-for interceptors (call-rpc-method call))))
     (if own
         (let ((view (make-attempt call number

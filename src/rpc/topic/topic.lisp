@@ -264,7 +264,7 @@ lock."
                     1))))))))
 
 (defun keep-past (topic message)
-  "Keep MESSAGE as the last message of TOPIC, whose lock is held."
+  "Keep MESSAGE as the last message of TOPIC, whose lock the caller must hold."
   (enqueue message (topic-past topic))
   (if (< (topic-past-count topic) (topic-past-limit topic))
       (incf (topic-past-count topic))
@@ -365,8 +365,8 @@ only one thread at a time may do this for a call."
   call)
 
 (defun forget-subscriber (topic call)
-  "Remove CALL from TOPIC, whose lock is held, and TOPIC from CALL's topics. Return the subscription
-of CALL, or nil if it has none."
+  "Remove CALL from TOPIC, whose lock the caller must hold, and TOPIC from CALL's topics. Return the
+subscription of CALL, or nil if it has none."
   (when-let ((subscription (gethash call (topic-subscriptions topic))))
     (remhash call (topic-subscriptions topic))
     (sb-ext:atomic-update (subscriber-topics (subscription-subscriber subscription))

@@ -70,7 +70,7 @@ them."
 
 (defun give-way (server least)
   "End connections of SERVER until the remaining ones together hold at most the limit, and the ended
-ones held at least LEAST octets. On a loop of SERVER's."
+ones held at least LEAST octets. On a loop of SERVER."
   (let* ((admission (server-admission server))
          (server-loop (first (server-loops server)))
          (total (total-held-limit (server-options server)))
