@@ -29,9 +29,10 @@ member of a Raft group.")
 (defun check-permission (permission)
   "Return PERMISSION if it is valid: a cons of a role and a pattern. A role is :start, :work, :read,
 :operate, :join or :raft, or (:work KIND) for tasks of that KIND, a string. A pattern is a string: a
-DNS name, or a SPIFFE identity; in either * stands for one label or one segment of the path, and for
-:join and :raft {name} for the name of the member. The pattern \"*\" matches every identity;
-\"anyone\" also matches a peer without a certificate. Signal MISUSE otherwise. From any thread."
+DNS name or a SPIFFE identity. In a pattern * stands for one label or one segment of the path; in
+patterns of :join and :raft, {name} stands for the name of the member. The pattern \"*\" matches
+every identity; \"anyone\" also matches a peer without a certificate. Signal MISUSE otherwise. From
+any thread."
   (parse-permission permission)
   permission)
 
@@ -81,10 +82,10 @@ used."
           (and name (printable-text name))))
 
 (defun access-refusal (authority role call &key kind name)
-  "Return nil if AUTHORITY gives ROLE to the peer of CALL, the server's end of a call, or nil; else
-a string for the peer that gives the reason for the refusal. KIND is the kind of tasks for :work, or
-nil. NAME is the name of a member: for :join, the member that the peer asks to be; for :raft, the
-member that the sender claims to be. From any thread."
+  "Return nil if AUTHORITY gives ROLE to the peer of CALL; otherwise return a text for the peer with
+the reason for the refusal. CALL is the server's end of a call, or nil. KIND is the kind of tasks
+for :work, or nil. NAME is the name of a member: for :join, the member that the peer asks to be; for
+:raft, the member that the sender claims to be. From any thread."
   (unless (or (within-image-p call) (open-p authority role call))
     (let ((identities (call-identities call)))
       (unless (some (lambda (permission) (given-p permission identities role kind name))

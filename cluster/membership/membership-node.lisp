@@ -358,17 +358,17 @@ with :refuse NAME-TAKEN is signalled. If the lease is lost, the node joins again
 generation, unless REJOIN is nil. ON-CHANGE is called first with all present members, as changes,
 then with each list of changes of the cluster, in order. If the store has compacted changes that the
 node has not received, ON-CHANGE gets the differences. ON-LOSS is called with a CLUSTER-ERROR,
-MEMBERSHIP-LOST or SUPERSEDED, when the node has ceased to be a member; ON-JOIN with the node each
-time it has become a member. ON-CHANGE, ON-LOSS and ON-JOIN run on threads of the node, which wait
-until these functions return. METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is
-for the server. At most MAX-MEMBERS may join through this node. ALLOW is a list of permissions,
-(ROLE . PATTERN), for calls of the service; :read and :join are its roles. PATTERN is a string: a
-DNS name or a SPIFFE identity of a certificate. In PATTERN * stands for one label or one segment of
-the path, and {name} for the name of the member that the call joins, renews or leaves. The pattern
-\"*\" matches every identity; \"anyone\" also matches peers without a certificate. Without
-permissions no call may join, and with TLS no call may read. Signal NAME-TAKEN, CLUSTER-FULL, an
-ETCD-ERROR, MISUSE for wrong arguments, or a condition of START-SERVER. From any thread; end it with
-STOP-NODE."
+MEMBERSHIP-LOST or SUPERSEDED, when the node has ceased to be a member. ON-JOIN is called with the
+node each time it has become a member. ON-CHANGE, ON-LOSS and ON-JOIN run on threads of the node,
+which wait until these functions return. METRICS, of MAKE-METRICS, counts joins, leaves and losses;
+OBSERVER is for the server. At most MAX-MEMBERS may join through this node. ALLOW is a list of
+permissions, (ROLE . PATTERN), for calls of the service; :read and :join are its roles. PATTERN is a
+string: a DNS name or a SPIFFE identity of a certificate. In PATTERN * stands for one label or one
+segment of the path, and {name} for the name of the member that the call joins, renews or leaves.
+The pattern \"*\" matches every identity; \"anyone\" also matches peers without a certificate.
+Without permissions no call may join, and with TLS no call may read. Signal NAME-TAKEN,
+CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong arguments, or a condition of START-SERVER. From any
+thread; end it with STOP-NODE."
   (check-name name "member")
   (let* ((own-store (stringp store))
          (store (if own-store (open-store store) store))

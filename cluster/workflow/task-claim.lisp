@@ -366,9 +366,9 @@ of TASK-QUEUE."
     (mapc #'quit-queue (shiftf (waiting-queue-entries waiting) '()))))
 
 (defun next-in-turn (task-queue queue)
-  "The entry in QUEUE, of the claims for a kind, whose worker has few tasks: the first without tasks
-or, among the first few, the first with the fewest. Claims that are skipped are moved to the end of
-QUEUE."
+  "The entry in QUEUE, a queue of claims for a kind, whose turn it is: the first whose worker has no
+tasks or, among the first +PASSED-CLAIMS+ entries, the first whose worker has the fewest tasks.
+Claims that are skipped are moved to the end of QUEUE."
   (loop with first = (ring-first queue) and best = nil and least = 0
         repeat +passed-claims+
         for queue-entry = (ring-first queue)

@@ -99,8 +99,8 @@ has ended with another status than :ok."
 
 (declaim (type list *opened*))
 (defvar *opened* '()
-  "While a thread evaluates the form for the call of DO-MESSAGES or WITH-CALL: a list of one
-element, the last call of streams that it has made, or nil.")
+  "While a thread evaluates the call form of DO-MESSAGES or WITH-CALL: a list of one element, the
+last call of streams that the thread has made meanwhile, or nil. At other times the empty list.")
 
 (define-hot (note-opened :inline t) ((call call)) null
   "Note that CALL, a client's call of streams, is about to begin."

@@ -15,9 +15,10 @@ nil; and trailers, an alist."
     (values status text details (append (notes-late (call-web-notes call)) trailers))))
 
 (defun call-end-in-head (call)
-  "As CALL-END, for a call whose trailers are sent in the head of its answer: they are returned as
-headers, and omitted if they would exceed the limit for CALL's header lists. In these protocols a
-body with another compression than its head announces is the client's mistake."
+  "Return the values of CALL-END for a call whose trailers are sent in the head of its answer. The
+trailers are returned as headers; they are omitted if they would exceed the limit for CALL's header
+lists. In these protocols a body with another compression than its head announces is the client's
+mistake."
   (multiple-value-bind (status text details trailers) (call-end call)
     (let ((size (+ (wire:metadata-octets (rpc:outgoing-metadata call))
                    (wire:metadata-octets trailers)

@@ -80,8 +80,9 @@ state."
                  (pb:workflow-state-payloads state)))
 
 (defun head-payloads (state begin end)
-  "The small payloads of STATE that belong in its head, whose steps are those from BEGIN on and
-before END: all that belong to no chunk, and those of the head's steps and of the next task."
+  "The small payloads of STATE that belong in its head, which has the steps from BEGIN up to, but
+not including, END. These are the payloads that belong to no chunk, and the payloads of the head's
+steps and of the next task."
   (let ((count (length (pb:workflow-state-steps state))))
     (if (and (zerop begin) (= end count))
         (pb:workflow-state-payloads state)

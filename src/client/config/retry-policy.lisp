@@ -38,7 +38,8 @@
 nanoseconds.")
 
 (defun continues-after-p (policy status)
-  "True if POLICY, or nil, allows another attempt after one that has ended with STATUS."
+  "True if POLICY allows another attempt after one that has ended with STATUS; false if POLICY is
+nil."
   (logbitp (status:status-code status) (if policy (attempt-policy-codes policy) 0)))
 
 ;;; Back-off

@@ -10,9 +10,9 @@
   "The maximum number of references of sockets in an answer.")
 
 (defclass channelz-service (v1:channelz) ()
-  (:documentation "The service grpc.channelz.v1.Channelz: give START-SERVER an instance beside your
-own services, and tools such as grpcdebug and `clgrpc channelz` can read the state and counts of the
-channels, servers and connections of this process, not of that server alone. The service answers
+  (:documentation "The service grpc.channelz.v1.Channelz. Give START-SERVER an instance beside your
+own services: tools such as grpcdebug and `clgrpc channelz` can then read the state and counts of
+the channels, servers and connections of this process, not of that server alone. The service answers
 every client, so let only operators reach it. The service does not slow calls down."))
 
 ;;; Common parts of channels, subchannels and servers
@@ -39,8 +39,8 @@ every client, so let only operators reach it. The service does not slow calls do
 
 (defun data-message (make loop channel-trace begun succeeded failed last-ns &rest more)
   "The data of a channel, a subchannel or a server, a message that MAKE makes from MORE,
-CHANNEL-TRACE, the counts of its calls, and LAST-NS: the time by LOOP's clock at which the last call
-began, or 0."
+CHANNEL-TRACE, the counts of its calls, and LAST-NS. LAST-NS is the time by LOOP's clock at which
+the last call began, or 0."
   (apply make :trace (trace-message channel-trace loop)
          :calls-started begun :calls-succeeded succeeded :calls-failed failed
          (append (when (plusp last-ns)

@@ -27,17 +27,17 @@ MAKE-ACCESS-LOG."))
   "The number of possible draws; a threshold is the number of draws that log the call.")
 
 (define-keyword-function make-access-log (&key (ratio 1) (failures t) function exemplar)
-  "Return an access log, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: when a call
-ends, FUNCTION, which is called as *LOG-FUNCTION* is, gets the event :CALL of the level :info; if
-FUNCTION is nil, the log of the process gets it. RATIO, a real from 0 to 1, is the share of calls
-that are logged; they are chosen at random. If FAILURES is true, failed calls (with another status
-than :ok) that were not chosen are logged as well: on each loop at most 10 a second for each peer,
-and all of them within the image. The event :CALLS-NOT-LOGGED reports how many more failed. A peer
-is a host without its port; above 64 hosts a second, the others share one count. EXEMPLAR is nil or
-a function of a call that returns an alist of names and texts, such as the user's name, which are
-added to the event, as are the ids of its trace. Both functions are called on the call's loop, so
-they must not wait; an error in them is logged. doc/observability.md lists the fields of the event.
-Signal MISUSE for other arguments. From any thread."
+  "Return an access log, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL. When a call
+ends, FUNCTION, which is called as *LOG-FUNCTION* is, gets the event :CALL of the level :info. If
+FUNCTION is nil, the log of the process gets the event. RATIO, a real from 0 to 1, is the share of
+calls that are logged; they are chosen at random. If FAILURES is true, failed calls (with another
+status than :ok) that were not chosen are logged as well: on each loop at most 10 a second for each
+peer, and all of them within the image. The event :CALLS-NOT-LOGGED reports how many more failed. A
+peer is a host without its port; above 64 hosts a second, the others share one count. EXEMPLAR is
+nil or a function of a call that returns an alist of names and texts, such as the user's name, which
+are added to the event, as are the ids of its trace. Both functions are called on the call's loop,
+so they must not wait; an error in them is logged. doc/observability.md lists the fields of the
+event. Signal MISUSE for other arguments. From any thread."
   (unless (typep ratio '(real 0 1))
     (misuse ":ratio is a number from 0 to 1, not ~S." ratio))
   (dolist (given (list function exemplar))

@@ -197,19 +197,20 @@ the reason."
 MAKE-TRACING, to an OpenTelemetry collector at TARGET, by OTLP over gRPC, until STOP-EXPORTER.
 TARGET is a channel's target, or a URL with http or https. If TARGET is nil, the environment gives
 the target; the default is http://localhost:4317. Metrics are sent every INTERVAL seconds (a real,
-by default 60), spans every SPAN-INTERVAL (5) or as soon as a batch waits, BATCH-SPANS (512) in a
-request. An export may take TIMEOUT seconds (10); if it fails and may succeed later, it is tried
-again, after longer and longer pauses, or when the collector requests it. HEADERS is metadata for
-each export. COMPRESSION, :gzip or :identity, and CREDENTIALS are as for MAKE-CHANNEL. RESOURCE is
-an alist of attributes, strings and values, that identify this process, such as ((\"service.name\" .
-\"shop\")). Missing arguments come from the environment, by OpenTelemetry's variables:
-OTEL_EXPORTER_OTLP_ENDPOINT and similar ones, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
-OTEL_METRIC_EXPORT_INTERVAL, OTEL_BSP_SCHEDULE_DELAY, OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
-OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER and OTEL_TRACES_EXPORTER. The exporter works on threads of
-its own, so calls do not wait for it; its own calls are neither measured nor traced. While the
-collector cannot be reached, spans wait in the queues of TRACING, and those that find no room are
-counted: EXPORTER-STATISTICS, the metric clgrpc.otlp.items and the log give their number. Signal
-MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From any thread."
+by default 60). Spans are sent every SPAN-INTERVAL seconds (5), or as soon as a batch waits, with
+BATCH-SPANS (512) in a request. An export may take TIMEOUT seconds (10); if it fails and may succeed
+later, it is tried again, after longer and longer pauses, or when the collector requests it. HEADERS
+is metadata for each export. COMPRESSION, :gzip or :identity, and CREDENTIALS are as for
+MAKE-CHANNEL. RESOURCE is an alist of attributes, strings and values, that identify this process,
+such as ((\"service.name\" . \"shop\")). Missing arguments come from the environment, by
+OpenTelemetry's variables: OTEL_EXPORTER_OTLP_ENDPOINT and similar ones, OTEL_SERVICE_NAME,
+OTEL_RESOURCE_ATTRIBUTES, OTEL_METRIC_EXPORT_INTERVAL, OTEL_BSP_SCHEDULE_DELAY,
+OTEL_BSP_MAX_EXPORT_BATCH_SIZE, OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER and OTEL_TRACES_EXPORTER.
+The exporter works on threads of its own, so calls do not wait for it; its own calls are neither
+measured nor traced. While the collector cannot be reached, spans wait in the queues of TRACING, and
+those that find no room are counted: EXPORTER-STATISTICS, the metric clgrpc.otlp.items and the log
+give their number. Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From
+any thread."
   (declare (ignore interval span-interval batch-spans timeout headers compression credentials))
   (check-exporter-options metrics tracing options)
   (let* ((get-variable #'sb-ext:posix-getenv)

@@ -216,8 +216,8 @@ PLIST has such ids."
     (and context (list :trace-id (trace-id context) :span-id (span-id context)))))
 
 (defun trace-exemplar (call)
-  "An alist of the trace id and the span id of CALL, strings by \"trace_id\" and \"span_id\", or nil
-if its trace is not recorded: for :exemplar of MAKE-METRICS. From any thread."
+  "Return an alist from \"trace_id\" and \"span_id\" to the ids of CALL's trace and span, strings;
+nil if the trace is not recorded. Use this function for :exemplar of MAKE-METRICS. From any thread."
   (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
       (let ((context (record-context record)))

@@ -115,9 +115,9 @@ tokens."
   (change-tokens throttle (config:throttling-token-ratio (throttle-throttling throttle))))
 
 (defun count-failure (throttle policy status pushback)
-  "Count in THROTTLE, or nil, an attempt under POLICY, or nil, that has ended with STATUS and
-PUSHBACK, a value of PARSE-PUSHBACK or nil. The attempt counts as a failure if STATUS allows another
-attempt, or if PUSHBACK is :NEVER."
+  "Count in THROTTLE an attempt under POLICY that has ended with STATUS and PUSHBACK, a value of
+PARSE-PUSHBACK. THROTTLE, POLICY and PUSHBACK may be nil. The attempt counts as a failure if STATUS
+allows another attempt, or if PUSHBACK is :NEVER."
   (when (and throttle
              (or (config:continues-after-p policy status)
                  (eq :never pushback)))
@@ -180,8 +180,9 @@ structure."
   '(member :first :retry :hedge :transparent))
 
 (defun kind-of-attempt (retries number repeated)
-  "The ATTEMPT-KIND of the attempt of RETRIES, or nil, that has NUMBER attempts before it. REPEATED
-is true if another attempt with that number has failed; in that case the kind is :TRANSPARENT."
+  "The ATTEMPT-KIND of the attempt of RETRIES that has NUMBER attempts before it. RETRIES may be
+nil. REPEATED is true if another attempt with that number has failed; in that case the kind is
+:TRANSPARENT."
   (cond (repeated :transparent)
         ((zerop number) :first)
         ((retries-hedged-p retries) :hedge)
@@ -267,8 +268,8 @@ failure."
       (values :fail (retries-last retries))))
 
 (defun hedge (retries throttle)
-  "Decide that another attempt of RETRIES begins, unless THROTTLE, or nil, forbids it. The second
-value is the delay until the next attempt after this one, or nil."
+  "Decide that another attempt of RETRIES begins, unless THROTTLE, which may be nil, forbids it. The
+second value is the delay until the next attempt after this one, or nil."
   (cond ((throttled-p throttle) (stop-hedging retries))
         (t (issue retries)
            (cond ((more-p retries)

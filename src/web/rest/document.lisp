@@ -51,11 +51,11 @@ most once in +DOCUMENT-TIME+ by CLOCK. From any thread."
         collect service))
 
 (defun openapi-handler (path services &key (title "API") (version "1") connect)
-  "Return a handler for START-SERVER's :http that answers GET for PATH, such as \"/openapi.json\",
-with the OpenAPI 3.1 document of the REST routes of SERVICES, a service object or a list of them; if
-CONNECT is true, the document also has their unary methods by the Connect protocol. The handler
-makes the document from their descriptors, with the comments of the .proto files, and makes it again
-after a second, at the next request. TITLE and VERSION are the document's, strings. Signal
+  "Return a handler for START-SERVER's :http that answers GET for PATH, such as \"/openapi.json\".
+The answer is the OpenAPI 3.1 document of the REST routes of SERVICES, a service object or a list of
+them. If CONNECT is true, the document also has their unary methods by the Connect protocol. The
+handler makes the document from their descriptors, with the comments of the .proto files, and makes
+it again after a second, at the next request. TITLE and VERSION are the document's, strings. Signal
 RULE-ERROR if a rule is wrong, MISUSE for a wrong argument. From any thread."
   (let* ((services (check-services services))
          (document (kept-document (lambda ()

@@ -82,8 +82,8 @@ each of them escaped.")
 
 (defstruct (match (:constructor make-match (text starts ends count end)) (:copier nil))
   "A path that is being looked up. The path has at most as many segments as the longest template,
-and one for everything after these: a peer can send a path of thousands of segments with one or two
-octets."
+and one for everything after these, because a peer can send a path of thousands of segments with one
+or two octets."
   (text "" :type simple-string :read-only t) ; all of it
   (starts #() :type simple-vector :read-only t) ; the start of each of the path's first segments
   (ends #() :type simple-vector :read-only t) ; and ends
