@@ -42,8 +42,8 @@ fragment, nothing percent-encoded, no segment that is empty, \".\" or \"..\"."
 
 (defun common-name (subject)
   "The common name in SUBJECT, a name as RFC 2253 writes it; nil if it has none. A subject with an
-escaped or a quoted character anywhere has no common name: the text after that character may look
-like a name."
+escaped or a quoted character anywhere has no common name, because the text after that character may
+look like a name."
   (unless (find-if (lambda (char) (find char "\\\"")) subject)
     (loop for part in (uiop:split-string subject :separator ",+")
           when (uiop:string-prefix-p "CN=" part) return (subseq part 3))))

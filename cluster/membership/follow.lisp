@@ -37,7 +37,7 @@ to continue."
                (message-member (or (pb:change-member message) (pb:make-member)))))
 
 (defun await-answer (call end-ns)
-  "Wait for the headers of CALL. If no answer arrives before END-NS, cancel CALL: otherwise the call
+  "Wait for the headers of CALL. If no answer arrives before END-NS, cancel CALL, because the call
 would not end while its node hangs."
   (let ((answered nil))
     (rpc:after call (loop:seconds-until end-ns)

@@ -59,8 +59,9 @@ once.")
   `(sb-thread:with-mutex ((informer-lock ,informer)) ,@body))
 
 (defmacro telling-watchers ((informer) &body body)
-  "Evaluate BODY, which may send to watchers, with the lock. Then end the calls of the watchers that
-were refused a catch-up: ON-CANCEL takes the lock too, and may be called on this thread."
+  "Evaluate BODY, which may send to watchers, with the lock. Then, without the lock, end the calls
+of the watchers that were refused a catch-up, because ON-CANCEL also takes the lock and may be
+called on this thread."
   `(multiple-value-prog1 (with-informer (,informer) ,@body)
      (end-refused-informer ,informer)))
 
@@ -233,10 +234,10 @@ the informer's lock."
       (tell-watcher informer watcher))))
 
 (defun check-revision (informer revision)
-  "Signal FUTURE-REVISION if the store has not reached the revision before REVISION: then the store
-has gone back to older data, and would report no change until it reaches that revision again. The
-store is asked only if the view of INFORMER has not reached that revision, since the view may merely
-be late."
+  "Signal FUTURE-REVISION if the store has not reached the revision before REVISION, because the
+store has then gone back to older data, and would report no change until it reaches that revision
+again. The store is asked only if the view of INFORMER has not reached that revision, since the view
+may merely be late."
   (when (< (with-informer (informer) (view-revision (informer-view informer))) (1- revision))
     (let ((now (nth-value 2
                           (fetch-entry (informer-store informer) (informer-cluster informer) "-"))))

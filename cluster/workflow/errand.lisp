@@ -60,7 +60,7 @@ needs two operations: for its result, and for the removal of its errand.")
     (push (cons key (format nil "~A~C" key (code-char 0))) (draft-removals draft))))
 
 (defun forget-errand (node errand)
-  "Remove ERRAND: nothing is left to do."
+  "Remove ERRAND, because nothing is left to do."
   (etcd:remove-entry (node-etcd node) (node-key node (errand-key errand))))
 
 ;;; Children are begun

@@ -223,9 +223,9 @@ removed."
           when name do (note-node node name entry))))
 
 (defun drop-lease (node seconds)
-  "End the lease of NODE's entry, if it has one; at once if the store answers within SECONDS. Do so
-even if the lease seems to have ended: if it was renewed after all, the entry of a node that does
-not exist would remain, and would get a share of the timers."
+  "End the lease of NODE's entry, if it has one; at once if the store answers within SECONDS. End it
+even if it seems to have ended, because it may have been renewed after all: then the entry of a node
+that does not exist would remain, and would get a share of the timers."
   (when-let ((lease (shiftf (membership-lease (node-membership node)) nil)))
     (handler-case (etcd:revoke-lease lease :timeout seconds)
       (etcd:etcd-error ()))))
@@ -263,8 +263,8 @@ that the nodes share."
 
 (defun keep-membership (node)
   "Enter NODE among the nodes, and report its date to them when that is due. After a failed report
-the next is due at once: until it succeeds, NODE may have no entry, and a new node would not learn
-NODE's date."
+the next report is due at once, because until it succeeds NODE may have no entry, and a new node
+would not learn NODE's date."
   (let* ((wakeup (node-wakeup node))
          (newcomer (sb-thread:with-mutex ((wakeup-lock wakeup))
                      (shiftf (wakeup-newcomer wakeup) nil))))

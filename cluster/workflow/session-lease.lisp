@@ -253,8 +253,8 @@ last changed at REVISION, and otherwise return its entry."
 
 (defun try-to-keep (node session stream revision)
   "Let the key of SESSION end with a lease of NODE, if the key was last changed at REVISION. Return
-true if the key has the lease; if not, as second value the entry of its key, or nil if the lease has
-ended. Signal SESSION-LOST if the session has ended."
+true if the key has the lease. If not, return false and the entry of the key, which is nil if the
+lease has ended. Signal SESSION-LOST if the session has ended."
   (let ((session-lease (ensure-session-lease node (session-seconds session))))
     (handler-case
         (multiple-value-bind (done results now)

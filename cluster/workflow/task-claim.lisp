@@ -366,9 +366,9 @@ of TASK-QUEUE."
     (mapc #'quit-queue (shiftf (waiting-queue-entries waiting) '()))))
 
 (defun next-in-turn (task-queue queue)
-  "The entry in QUEUE, a queue of claims for a kind, whose turn it is: the first whose worker has no
-tasks or, among the first +PASSED-CLAIMS+ entries, the first whose worker has the fewest tasks.
-Claims that are skipped are moved to the end of QUEUE."
+  "Return the entry whose turn it is in QUEUE, a queue of claims for a kind: of the first
++PASSED-CLAIMS+ entries, the first whose worker has the fewest tasks. Claims that are skipped are
+moved to the end of QUEUE."
   (loop with first = (ring-first queue) and best = nil and least = 0
         repeat +passed-claims+
         for queue-entry = (ring-first queue)
@@ -456,7 +456,7 @@ only."
     (not (shiftf (waiting-over waiting) t))))
 
 (defun return-tasks (node tasks)
-  "Give TASKS to other workers: the answer cannot reach the worker that has claimed them."
+  "Give TASKS to other workers, because the answer cannot reach the worker that has claimed them."
   (dolist (task tasks)
     (handler-case
         (let ((fence (pb:task-fence task)))

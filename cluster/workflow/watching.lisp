@@ -367,8 +367,8 @@ changes."
 
 (defun watch-all (node subscription revision)
   "Send SUBSCRIPTION the changes of all workflows from REVISION on or, if that is 0, from now on. A
-store that has not reached the revision before REVISION has lost its data: it would report no change
-until it reaches that revision again."
+store that has not reached the revision before REVISION has lost its data, and would report no
+change until it reaches that revision again."
   (let* ((now (store-revision node))
          (begin (if (plusp revision) revision (1+ now))))
     (when (< now (1- begin))

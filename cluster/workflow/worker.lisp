@@ -185,7 +185,8 @@ error."
 
 (defun send-heartbeat (worker session)
   "Send a heartbeat of SESSION, the session of WORKER. Return its answer. A stream that has broken
-is replaced: another node may take the session. Signal a workflow error."
+is replaced; the new stream may lead to another node, which takes the session. Signal a workflow
+error."
   (flet ((exchange (call)
            (exchange-heartbeat worker call
                                (pb:make-heartbeat-request :session session

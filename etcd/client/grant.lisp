@@ -60,8 +60,8 @@ answer, ETCD-ERROR-PERHAPS-DONE-P returns true if the lease may exist. From any 
         lease))))
 
 (defun keep-lease (lease)
-  "Keep LEASE alive, unless this thread is unwound meanwhile: then no program has the lease, and it
-runs out."
+  "Keep LEASE alive, unless this thread is unwound meanwhile. In that case no program has the lease,
+and it runs out."
   (let ((kept nil))
     (with-undoing (nil (unless kept (abandon-lease lease)))
       (begin-keeping lease)

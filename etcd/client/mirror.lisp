@@ -14,7 +14,7 @@
   "How long the connection to etcd may take before the user of a mirror gets an error.")
 (defconstant +mirror-page+ 100 "The number of entries that one request fetches.")
 (defconstant +shortest-mirror-page+ 4 "The number of entries that one request fetches after
-failures: each entry may have 1.5 MB.")
+failures. It is small because each entry may have 1.5 MB.")
 
 (defstruct (mirror (:constructor %make-mirror (etcd function range most on-end on-error))
                    (:copier nil))

@@ -54,11 +54,11 @@ by CONNECT; START-SERVER accepts an engine as a service, for other programs, suc
                       (max-watches 10000) (progress-seconds 600))
   "Return a new engine, which is empty. Like etcd, the engine refuses to keep more than MAX-OCTETS,
 counting keys, values and 128 octets for each entry. The engine keeps the last MAX-REVISIONS, or up
-to a quarter more, and compacts older ones, and newer ones too if it needs the space. The engine has
-at most MAX-LEASES and MAX-WATCHES. A stream may have another watch if it has fewer watches than are
-free. Watches that request progress get a response about it every PROGRESS-SECONDS. The engine uses
-the clock of CLGRPC.LOOP:*WORLD*. The engine is not durable, and logs this fact. From any thread;
-end it with CLOSE-ENGINE."
+to a quarter more, and compacts older ones, and also newer ones if it needs the space. The engine
+has at most MAX-LEASES and MAX-WATCHES. A stream may have another watch if it has fewer watches than
+are free. Watches that request progress get a response about it every PROGRESS-SECONDS. The engine
+uses the clock of CLGRPC.LOOP:*WORLD*. The engine is not durable, and logs this fact. From any
+thread; end it with CLOSE-ENGINE."
   (check-type progress-seconds (real (0)))
   (check-type max-octets (integer 1))
   (check-type max-revisions (integer 1))
@@ -76,8 +76,8 @@ end it with CLOSE-ENGINE."
   (funcall (the function (loop:world-clock (engine-world engine)))))
 
 (defmacro with-engine ((engine) &body body)
-  "Evaluate BODY while no other thread uses ENGINE. BODY is not interrupted: if WITH-TIMEOUT unwound
-a user's thread here, half a revision would remain."
+  "Evaluate BODY while no other thread uses ENGINE. BODY is not interrupted, because half a revision
+would remain if WITH-TIMEOUT unwound a user's thread here."
   `(sb-sys:without-interrupts
      (sb-thread:with-mutex ((engine-lock ,engine)) ,@body)))
 

@@ -143,7 +143,7 @@ does not have."
 
 (defun forget-some (store revision)
   "Compact STORE up to REVISION, one that it has, or, if that is much work, only a part of it.
-Return true once STORE is compacted up to REVISION: the lock need not be held between the calls."
+Return true once STORE is compacted up to REVISION. The lock need not be held between the calls."
   (when (< (store-compacted store) revision)
     (loop with first = (max (store-first store) (1+ (store-compacted store)))
           for last from first to revision
@@ -207,8 +207,8 @@ refusal if there is not enough."
 
 (defun remove-range (write-batch start end)
   "Remove from WRITE-BATCH the items whose keys are at or after START and, unless END is nil, before
-END. Return these items, in their order. The lock is held for all of them: each costs one step in a
-tree and three objects."
+END. Return these items, in their order. The lock is held until all of them are removed; each costs
+one step in a tree and three objects."
   (let ((items '()) (leases (make-hash-table)))
     (map-range (lambda (item)
                  (push item items)

@@ -91,8 +91,9 @@ ERROR, an RPC-ERROR or nil."
 
 (defun open-internal-call (subchannel method request &key on-message on-end)
   "Call METHOD, which streams responses, with REQUEST on a link of SUBCHANNEL, which is ready.
-ON-MESSAGE is called with messages, of which some may be skipped but never the last, and ON-END with
-the status; both on the loop. Return the call, or nil if no link has a stream now."
+ON-MESSAGE is called with the messages; some of them may be skipped, but never the last. ON-END is
+called with the status. Both are called on the loop. Return the call, or nil if no link has a stream
+now."
   (let ((call (make-internal-call subchannel method on-message on-end)))
     (cond ((core-call-credentials (subchannel-core subchannel))
            (start-with-credentials call subchannel request)

@@ -227,7 +227,8 @@ counted."
     (and mailbox (svref mailbox +mailbox-index+))))
 
 (define-hot open-mailboxes ((call-pair call-pair)) null
-  "Make the mailboxes of CALL-PAIR: two threads may use its ends from now on. From any thread."
+  "Make the mailboxes of CALL-PAIR, so that two threads may use its ends from now on. From any
+thread."
   (flet ((make () (make-array 24 :initial-element nil)))
     (unless (call-pair-client-mailbox call-pair)
       (compare-and-swap (call-pair-client-mailbox call-pair) nil (make)))

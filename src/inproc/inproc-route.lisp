@@ -4,7 +4,7 @@
 (in-package #:clgrpc.inproc)
 
 (defun renew-table (callee)
-  "Make the routes of CALLEE again: its services may have been redefined."
+  "Make the routes of CALLEE again, because its services may have been redefined."
   (sb-thread:with-mutex ((callee-lock callee))
     (setf (callee-table callee)
           (serving:make-routes callee (callee-services callee) #'make-inproc-route
@@ -28,9 +28,9 @@
         (progn (renew-table callee) (route)))))
 
 (defun forget-routes (callee)
-  "Make every method forget its route of CALLEE, which begins no more calls: methods are global
-objects, and would keep CALLEE from the collector. If another thread calls a method at the same
-time, the method may remember its route again, until its next call."
+  "Make every method forget its route of CALLEE, which begins no more calls, because methods are
+global objects and would keep CALLEE from the collector. If another thread calls a method at the
+same time, the method may remember its route again, until its next call."
   (when (callee-table callee)           ; the callee of relays has no services
     (loop for route being the hash-values of (serving:route-table-routes (callee-table callee))
           for memo = (method:rpc-method-route (route-method route))

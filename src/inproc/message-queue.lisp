@@ -28,8 +28,8 @@ is tested first."
 
 (define-hot may-wait-p ((call inproc-call)) boolean
   "True if this thread, which sends on CALL, may wait for room. It may not wait if it runs both ends
-of CALL, or a callback of CALL, which may run on the other end's thread: then no thread would make
-room."
+of CALL, or a callback of CALL, which may run on the other end's thread, because then no thread
+would make room."
   (let ((callbacks (call-inproc-callbacks call)))
     (not (or (eq (call-pair-phase (call-call-pair call)) sb-thread:*current-thread*)
              (and callbacks

@@ -15,7 +15,7 @@ loop, after the store for which the callbacks wait."
 
 (define-hot answers-leave-p ((call call)) boolean
   "False if CALL, a handler's, has more answers queued than its send budget, because its peer does
-not receive them: further messages would only cause further answers. The transport schedules the
+not receive them. Further messages would only cause further answers. The transport schedules the
 callbacks again when there is room."
   (or (client-p call)
       (room-p call)))

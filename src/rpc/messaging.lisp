@@ -314,11 +314,11 @@ by its client or its deadline, do nothing. From any thread."
   nil)
 
 (defun finish (call &key (status :ok) (message "") details trailers)
-  "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS a list of
-messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL).
-This is for handlers that have returned their call. If CALL has ended already, do nothing. Signal
-MISUSE for invalid arguments, and for :ok if CALL has one answer, which only REPLY sends; both
-errors are signalled even after REPLY or the end of CALL. From any thread."
+  "End CALL, a handler's, with STATUS, a keyword, and its text MESSAGE. DETAILS is a list of
+messages or octets for grpc-status-details-bin. TRAILERS is an alist that is added to (call-trailers
+CALL). This is for handlers that have returned their call. If CALL has ended already, do nothing.
+Signal MISUSE for invalid arguments, and for :ok if CALL has one answer, which only REPLY sends;
+both errors are signalled even after REPLY or the end of CALL. From any thread."
   (check-call call)
   (status-code status)
   (check-metadata trailers)

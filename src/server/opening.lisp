@@ -106,8 +106,8 @@ EXCHANGE:HTTP-VERSION-OF."
 
 (defun opening-due (link)
   "Decide the protocol of LINK, whose peer has not sent enough octets in time. The server treats the
-link as HTTP/2, whose error names the missing preface. A mute peer gets no octets: browsers connect
-in advance, and would take an error for the answer to their first request."
+link as HTTP/2, whose error names the missing preface. A mute peer gets no octets, because browsers
+connect in advance, and would take an error for the answer to their first request."
   (cond ((server-link-failure link))
         ((eq **draining-opening** (server-link-protocol link))
          (wire:close-link link "drained" :how :abort))
@@ -116,7 +116,7 @@ in advance, and would take an error for the answer to their first request."
 
 (defun drain-opening (link)
   "The DRAIN of a link whose protocol is not known: the rest of a handshake, or of the octets that
-show the protocol, has a second."
+show the protocol, must arrive within a second."
   (cond ((mute-p link) (wire:close-link link "drained" :how :abort))
         ((undecided-p link)
          (setf (server-link-protocol link) **draining-opening**)

@@ -127,8 +127,8 @@ before that."
 
 (define-hot (update-time-if-observed :inline t) ((call server-call)) null
   "Read the clock, so that the times noted for CALL in the rest of this turn are exact, not those of
-the turn's beginning. The clock is not read for a unary call that nothing observes: that would cost
-too much. On the loop."
+the turn's beginning. The clock is not read for a unary call that nothing observes, because that
+would cost too much. On the loop."
   (when (or (server-call-parts call)
             (tracing-p :call)
             (let ((route (server-call-route call)))

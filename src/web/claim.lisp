@@ -115,8 +115,8 @@ result, so a repeated header is read once. Always use the same function for the 
 
 (defun common-encoding-p (encoding)
   "True if the protocols other than gRPC accept ENCODING, or :unknown. The other protocols do not
-accept users' encodings: some messages are decompressed on the loop here, and a user's function must
-not delay the loop."
+accept users' encodings, because some messages are decompressed on the loop here, and a user's
+function must not delay the loop."
   (and (typep encoding 'encoding:encoding)
        (member (encoding:encoding-name encoding) '(:gzip :deflate))
        t))

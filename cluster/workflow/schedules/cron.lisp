@@ -26,7 +26,7 @@
 (defconstant +epoch-days+ 25567 "Days from 1900, where universal times begin, to 1970.")
 (defconstant +longest-cron+ 200 "The maximum number of characters of a cron expression.")
 (defconstant +days-searched+ 3000 "The number of days in which the next time of a cron expression is
-searched: a February 29 is at most eight years and a day away.")
+searched, because a February 29 is at most eight years and a day away.")
 
 (defun refuse-cron (text)
   (refuse :invalid-request

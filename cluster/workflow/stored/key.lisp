@@ -114,7 +114,7 @@ put it."
 
 (defun node-entry-p (entry name)
   "True if ENTRY belongs to the node NAME, so that the entry ends with this node. A copy of an
-entry, as in a store that was copied, has no lease or another lease: the copy would represent for
+entry, as in a store that was copied, has no lease or another lease. Such a copy would represent for
 ever a node that does not exist."
   (and (plusp (etcd:entry-lease entry))
        (equal name (lease-name (etcd:entry-lease entry)))))

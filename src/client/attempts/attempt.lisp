@@ -321,7 +321,8 @@ and is not committed."
 ;;; An attempt is answered
 
 (defun tell-overtaken (call attempt)
-  "Note which attempts of CALL were overtaken: they began before ATTEMPT, which is answered first."
+  "Note which attempts of CALL were overtaken, because they began before ATTEMPT, which is answered
+first."
   (dolist (other (client-retries-running (call-retries call)))
     (when (< (attempt-began-ns other) (attempt-began-ns attempt))
       (note-overtaken call (attempt-subchannel other)))))

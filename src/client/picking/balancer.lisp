@@ -29,7 +29,7 @@
 
 (defun make-failure (text &optional (status :unavailable) drop)
   "Return a pick for calls that end with TEXT and STATUS, a keyword, :unavailable by default. A call
-that waits for ready continues to wait, unless DROP is true: then it ends at once too, and is not
+that waits for ready continues to wait, unless DROP is true: then it also ends at once, and is not
 retried. A STATUS that only applications may give, such as :not-found, becomes :internal (gRFC A54).
 Signal MISUSE if STATUS is not a status. From any thread."
   (multiple-value-bind (status text) (status:control-status status text)

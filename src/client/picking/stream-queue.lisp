@@ -38,8 +38,8 @@ calls."
     (and (picker-p picker) (picker-choosy picker))))
 
 (defun eager-p (core)
-  "True if CORE picks for calls when they arrive, even while others wait: each call is placed
-independently of the others, or refused."
+  "True if CORE picks for calls when they arrive, even while others wait, because each call is
+placed independently of the others, or refused."
   (let ((picker (core-picker core)))
     (and (picker-p picker) (picker-eager picker))))
 

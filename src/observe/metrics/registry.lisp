@@ -67,10 +67,10 @@ all whose names begin with that and a dot), or is T for all; DISABLE names instr
 in the same way. OPTIONAL-LABELS names attributes, strings, that instruments have only on request.
 METHODS and TARGETS select the names with series of their own. Each is a list of names, or a
 predicate of a name such as \"helloworld.Greeter/SayHello\" or \"dns:///localhost:50051\"; other
-names, and methods without generated code, are counted as \"other\". EXEMPLAR is a function of a
-call, when the call or an attempt of it has ended; it returns an alist of strings, such as
-((\"trace_id\" . \"…\")), or nil; the alist is the exemplar of the last call of each bucket of
-durations. EXEMPLAR is called on the call's loop and must not wait. An error in one of these
+names, and methods without generated code, are counted as \"other\". EXEMPLAR is a function that is
+called with a call when the call, or an attempt of it, has ended. It returns an alist of strings,
+such as ((\"trace_id\" . \"…\")), or nil; the alist is the exemplar of the last call of each bucket
+of durations. EXEMPLAR is called on the call's loop and must not wait. An error in one of these
 functions is logged; the name is then counted as \"other\", and no exemplar is kept. RESOURCE is an
 alist of attributes that identify this process, such as ((\"service.name\" . \"shop\")), for
 target_info in Prometheus. METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong
@@ -173,8 +173,8 @@ if EXEMPLAR is a symbol with the property :TRUSTED."
   (append (coerce (metrics-shared metrics) 'list) (metrics-shards metrics)))
 
 (define-hot (shared-place :inline t) () (mod 8)
-  "The number of the shared shard that this thread counts in, by the address of its stack: stacks
-are megabytes apart."
+  "The number of the shared shard that this thread counts in, by the address of its stack, because
+stacks are megabytes apart."
   (let ((stack (ash (sb-sys:sap-int (sb-kernel:current-sp)) -20)))
     (logand 7 (logxor stack (ash stack -3)))))
 

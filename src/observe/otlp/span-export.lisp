@@ -54,7 +54,8 @@ parent is in another process; and, if REMOTE is true, the flag for a parent in a
      :status (status-message span))))
 
 (defun encodable-p (span)
-  "True if SPAN can be sent: the user may have changed an attribute, a vector, after it was given."
+  "True if SPAN can be sent. It cannot be sent if the user has made an attribute, a vector, invalid
+after it was given."
   (and (ignore-errors (protobuf:serialize (span-message span))) t))
 
 (defun spans-request (spans resource)

@@ -124,8 +124,8 @@ allows another attempt, or if PUSHBACK is :NEVER."
     (change-tokens throttle -1000)))
 
 (defun throttled-p (throttle)
-  "True if THROTTLE, or nil, has too few tokens left for another attempt: half or less. The second
-value is the number of THROTTLE's tokens."
+  "True if THROTTLE has half of its tokens or less, too few for another attempt; false if THROTTLE
+is nil. The second value is the number of THROTTLE's tokens."
   (when throttle
     (let ((tokens (throttle-tokens throttle)))
       (values (<= (* 2 tokens) (config:throttling-max-tokens (throttle-throttling throttle)))

@@ -244,7 +244,7 @@ one of its methods.")
 
 (defun check-handler-keywords (function method)
   "Signal MISUSE if METHOD, a new method of FUNCTION for services, has a keyword that handlers do
-not get: its variable would always be nil."
+not get, because its variable would always be nil."
   (let ((class (first (sb-mop:method-specializers method)))
         (wrong (remove :call (accepted-keywords (sb-mop:method-lambda-list method)))))
     (when (and wrong (typep class 'class) (subtypep class 'service))

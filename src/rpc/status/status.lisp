@@ -19,12 +19,12 @@
    ;; nil if the call never reached the peer
    (sent :initarg :sent :initform t :reader rpc-error-sent-p))
   (:report report-rpc-error)
-  (:documentation "A call ended with a status other than :ok. STATUS is a keyword, MESSAGE the text
-sent with it, DETAILS a list of messages or the octets of grpc-status-details-bin, TRAILERS an
-alist, CALL the call. ENDED-BY is the origin of the end: :peer (its status), :local (deadline,
-cancellation, limits) or :transport. CAUSE is the frame, code or errno that caused it, as text; nil
-if no such cause is known. SENT is nil if the request certainly never reached the peer's
-application; then it is safe to repeat the call."))
+  (:documentation "A call ended with a status other than :ok. STATUS is a keyword, and MESSAGE is
+the text sent with it. DETAILS is a list of messages or the octets of grpc-status-details-bin.
+TRAILERS is an alist, and CALL is the call. ENDED-BY is the origin of the end: :peer (its status),
+:local (deadline, cancellation, limits) or :transport. CAUSE is the frame, code or errno that caused
+it, as text; nil if no such cause is known. SENT is nil if the request certainly never reached the
+peer's application; then it is safe to repeat the call."))
 
 (define-hot (failure-p :inline t) (object) boolean
   "True if OBJECT is an RPC-ERROR and not a message. The test for a message comes first, since it is
