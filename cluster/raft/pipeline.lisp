@@ -331,7 +331,8 @@ follow it; then the answer is the answer to the joint request. If the pipeline o
 for room for WAIT seconds or, if that is nil, for the timeout of PEER; return false if there is
 still no room. With 0 this never waits. Within THEN, WAIT must be 0, since no answer is received
 while THEN waits. Otherwise return true. Do not change REQUEST afterwards; it is sent with the
-address of PEER. From any thread; the requests of one thread are sent in its order."
+address of PEER. From any thread; the requests of one thread are sent in the order in which it gave
+them."
   (check-type request v1:append-entries-request)
   (check-type then function)
   (let* ((pipe (peer-pipe peer))

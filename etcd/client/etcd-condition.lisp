@@ -62,7 +62,8 @@ or its entry was removed.")
 answer broke off; or the function that returns the user's password has failed."))
 
 (defun need-part (part &optional perhaps-done)
-  "PART, which each such answer of etcd has. Signal UNAVAILABLE, with PERHAPS-DONE, if PART is nil."
+  "Return PART, which every answer of this kind must have. Signal UNAVAILABLE, with PERHAPS-DONE, if
+PART is nil."
   (or part (error 'unavailable :text "a part of etcd's answer is missing or wrong"
                                :perhaps-done perhaps-done)))
 

@@ -249,7 +249,7 @@ Signal an ETCD-ERROR if the key cannot be removed."
 
 (defun call-with-waiter (function waiter &key keep)
   "Call FUNCTION and return its values; then make WAITER leave its queue, as far as possible. If
-KEEP is true, do that only if this thread is unwound out of FUNCTION."
+KEEP is true, make WAITER leave only if this thread is unwound out of FUNCTION."
   (let ((kept nil))
     (unwind-protect
          (with-undoing (nil (unless kept (leave-place waiter)))

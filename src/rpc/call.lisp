@@ -115,7 +115,7 @@ NEW-PREFIX-PART is the operation NEW-PART."
     (if inbound (the index (inbound-queued-octets inbound)) 0)))
 
 (define-hot (messages-wait-p :inline t) ((call call)) boolean
-  "True if messages are in CALL's queue, taken by the receiving thread or not."
+  "True if messages are in CALL's queue, whether the receiving thread has taken them out or not."
   (let ((inbound (call-inbound call)))
     (and inbound
          (or (inbound-incoming inbound) (inbound-received inbound))

@@ -111,6 +111,6 @@ requests that have no route and no handler."
 
 (defun claim-request (claimers http-method target fields)
   "The CLAIM or PLAIN-ANSWER of the first of CLAIMERS that returns one for the request, or nil.
-FIELDS are those of its head, HPACK's."
+FIELDS are the fields of the request's head, in HPACK's form."
   (loop for claimer in claimers
           thereis (funcall (the function claimer) http-method target fields)))

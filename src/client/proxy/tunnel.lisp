@@ -10,7 +10,7 @@
   "The maximum number of octets of a proxy's answer.")
 
 (defstruct (tunnel (:copier nil))
-  "The STATE of a byte channel through a proxy; see above."
+  "The STATE of a byte channel through a proxy; see the head of this file."
   (inner nil :type loop:byte-channel :read-only t) ; the connection to the proxy
   (dialogue nil :type (or null function)) ; the dialogue with the proxy, until the tunnel is open
   (state :new :type (member :new :talking :open :failed)) ; see above

@@ -49,8 +49,8 @@ distributed.")
   "~A ~(~A~)" (custom-name custom) (custom-kind custom))
 
 (defun shown-bound (bound)
-  "BOUND in the form of points. Of a single float this is the double float of the same digits: 0.1
-is not read as 0.10000000149011612."
+  "BOUND in the form of points. For a single float this is the double float with the same digits:
+0.1 is not read as 0.10000000149011612."
   (if (typep bound 'single-float) (coerce (rationalize bound) 'double-float) bound))
 
 (defun add-custom (metrics name kind &key (unit "") (text "") attributes bounds function

@@ -63,8 +63,8 @@ channels are its subclasses. From any thread."))
 
 (defgeneric invoke (channel method request &key timeout deadline metadata &allow-other-keys)
   (:documentation "Make a call of METHOD, an RPC-METHOD, on CHANNEL, as its stub does. REQUEST and
-the values depend on the kind of METHOD. TIMEOUT is in seconds, METADATA an alist; the other options
-and the errors are the same as for stubs (doc/calls.md). From any thread."))
+the values depend on the kind of METHOD. TIMEOUT is in seconds, and METADATA is an alist; the other
+options and the errors are the same as for stubs (doc/calls.md). From any thread."))
 
 (defmethod no-applicable-method ((function (eql #'invoke)) &rest arguments)
   (misuse "INVOKE takes a channel, such as the value of MAKE-CHANNEL, not ~S."

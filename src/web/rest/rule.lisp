@@ -57,7 +57,7 @@ not annotated."
 
 (defun same-fields-p (a b)
   "True if A and B, lists of descriptors, lead from one type to the same field. Descriptors change
-when a file is loaded again, numbers do not."
+when a file is loaded again, but numbers do not."
   (loop for field in a
         for other = (pop b)
         always (and other
