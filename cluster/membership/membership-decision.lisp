@@ -41,7 +41,7 @@ present member of its name, or nil."
 GENERATION."
   (ecase (decide-life existing generation)
     (:alive existing)
-    (:gone (refuse-membership 'not-a-member "there is no member ~A" (printable-text name)))
+    (:gone (refuse-membership 'not-a-member "no member has the name ~A" (printable-text name)))
     (:superseded (refuse-membership 'superseded "~A is of generation ~D now, not ~D"
                                     (printable-text name) (member-generation existing)
                                     generation))))

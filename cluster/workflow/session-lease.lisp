@@ -70,7 +70,7 @@ their own.")
                        (ignore-errors (parse-integer session :start (1+ dash) :end end)))))
     (if (and seconds (<= 2 seconds 3600))
         seconds
-        (refuse :session-lost "there is no session ~A" session))))
+        (refuse :session-lost "the session ~A does not exist" session))))
 
 (defun session-key (node session)
   (node-key node "index/sessions" (check-name session "a session")))
@@ -241,7 +241,7 @@ not know the session."
 SESSION-LOST if SESSION does not exist."
   (if-let ((entry (etcd:fetch (node-etcd node) (session-key node session))))
     (etcd:entry-changed entry)
-    (refuse :session-lost "there is no session ~A" session)))
+    (refuse :session-lost "the session ~A does not exist" session)))
 
 (defun move-key (node session number revision)
   "The operations of TRANSACT that let the key of SESSION end with the lease NUMBER, if the key was

@@ -28,7 +28,7 @@
 (defun check-session (node session)
   "Signal SESSION-LOST unless SESSION exists."
   (unless (etcd:fetch (node-etcd node) (session-key node session))
-    (refuse :session-lost "there is no session ~A" session)))
+    (refuse :session-lost "the session ~A does not exist" session)))
 
 (defun check-session-seconds (node seconds)
   (let ((most (limits-max-session-seconds (node-limits node))))

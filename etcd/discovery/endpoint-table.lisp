@@ -69,7 +69,8 @@ server, remove the endpoint of its key and return false."
              t)
             ((shiftf (endpoint-table-left-out endpoint-table) t) t)
             (t
-             (log-event :warning :discovery-ignored :key key :reason "there are too many servers")
+             (log-event :warning :discovery-ignored :key key
+                                                    :reason "the service has too many servers")
              t)))))
 
 (defun clear-endpoint-table (endpoint-table)

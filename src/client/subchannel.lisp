@@ -17,7 +17,8 @@
           ((not (shiftf (core-crowded core) t))
            (log-event :warning :too-many-subchannels :target (core-name core)
                                                      :max-subchannels most)
-           (note-core-event core :warning "there are more servers than ~D (max-subchannels)" most)
+           (note-core-event core :warning
+                            "the balancers want more servers than ~D (max-subchannels)" most)
            nil))))
 
 (defun open-subchannel (balancer backend)

@@ -29,7 +29,7 @@
 
   (defun find-observation (name)
     (or (find name *observations* :key #'observation-name :test #'string=)
-        (error "There is no observation ~S." name)))
+        (error "~S is not an observation." name)))
 
   (defun observer-name (control name)
     (intern (format nil control name) '#:clgrpc.rpc)))

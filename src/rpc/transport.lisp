@@ -22,7 +22,7 @@
   (defun find-contract-row (name)
     "The row of the operation NAME, a symbol of any package."
     (or (find name *contract* :key #'contract-row-name :test #'string=)
-        (error "There is no operation ~S of calls." name)))
+        (error "~S is not an operation of calls." name)))
 
   (defun parse-contract-row (form)
     (destructuring-bind (name lambda-list (&key (thread :any) end default) text) form

@@ -88,8 +88,8 @@ of NAMES is not known."
   (loop for name in (remove-duplicates names :from-end t)
         unless (eq :grpc name)
           collect (or (find name **protocols** :key #'protocol-name)
-                      (misuse "There is no protocol ~(~S~)~@[ (is it :~A?)~]; there are ~
-                               :grpc~{, ~(~S~)~}."
+                      (misuse "~(~S~) is not a protocol~@[ (is it :~A?)~]; the protocols ~
+                               are :grpc~{, ~(~S~)~}."
                               name
                               (and (typep name '(or symbol string))
                                    (suggested-name (string-downcase name)

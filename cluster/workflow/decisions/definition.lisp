@@ -104,7 +104,8 @@
 (defun find-workflow-steps (name)
   "Return the steps of the workflow NAME, a symbol, in the form given to DEFINE-WORKFLOW. Signal
 MISUSE if NAME is not defined. From any thread."
-  (or (gethash name **workflows**) (misuse "There is no workflow named ~S." name)))
+  (or (gethash name **workflows**)
+      (misuse "No workflow has the name ~S; DEFINE-WORKFLOW defines workflows." name)))
 
 (defun steps-of (steps)
   "The Steps that STEPS describes, a list of forms or the name of a workflow."

@@ -49,7 +49,7 @@ warning and return nil."
   (list :changed (schedule-key (node-root node) id) '= (entry-revision entry)))
 
 (defun refuse-schedule (id)
-  (refuse :schedule-not-found "there is no schedule ~A" id))
+  (refuse :schedule-not-found "no schedule has the id ~A" id))
 
 (defun change-schedule (node id function)
   "Apply the operations that FUNCTION returns for the entry of the schedule ID; change nothing if it

@@ -78,13 +78,13 @@ the steps, read the whole present state."
 
 (defun fetch-state (node id)
   "The entry of the workflow ID. Signal WORKFLOW-NOT-FOUND if the workflow does not exist."
-  (or (fetch-entry node id) (refuse :workflow-not-found "there is no workflow ~A" id)))
+  (or (fetch-entry node id) (refuse :workflow-not-found "no workflow has the id ~A" id)))
 
 (defun see-state (node id)
   "The present state of the workflow ID, a cached state. Signal WORKFLOW-NOT-FOUND if the workflow
 does not exist."
   (or (entry-cached-state node (fetch-state node id))
-      (refuse :workflow-not-found "there is no workflow ~A" id)))
+      (refuse :workflow-not-found "no workflow has the id ~A" id)))
 
 ;;; A node keeps the states that it has put. The next change often comes to the same node, which
 ;;; then need not read the state: its transaction checks that the state has not changed. No call is
@@ -202,7 +202,7 @@ when one of these is false, ON-REFUSAL is called, and then the change is tried a
              (multiple-value-bind (done revision now)
                  (put-draft node draft :when (and conditions (funcall conditions draft)))
                (when done (return (values draft revision)))
-               (when (null now) (refuse :workflow-not-found "there is no workflow ~A" id))
+               (when (null now) (refuse :workflow-not-found "no workflow has the id ~A" id))
                (when (and on-refusal (= (etcd:entry-changed now) (draft-revision draft)))
                  (funcall on-refusal))
                (when (= tries +most-tries+)

@@ -137,7 +137,7 @@
                                when (eq :connecting (branch-state branch)) return branch)
                          last)))
       (serve-by tree branch)
-      (publish tree :transient-failure (make-failure "there are no priorities")))))
+      (publish tree :transient-failure (make-failure "the list of priorities is empty")))))
 
 (defmethod resolving-wanted-p ((ancestor priority) (child branch))
   (not (member (branch-name child) (priorities-content (priorities ancestor))

@@ -78,7 +78,7 @@
                    and collect (target-config-weight target) into weights
                  finally (return (values pickers weights)))))
     (cond ((null (weighted-targets tree))
-           (publish tree :transient-failure (make-failure "there are no targets")))
+           (publish tree :transient-failure (make-failure "the list of targets is empty")))
           (t (dolist (state '(:ready :connecting :idle :transient-failure))
                (multiple-value-bind (pickers weights) (of-state state)
                  (when pickers

@@ -57,7 +57,7 @@ so on."
            (setf (pick-first-subchannel balancer) nil)
            (when subchannel
              (close-subchannel subchannel "the list of servers is now empty"))
-           (publish balancer :transient-failure (make-failure "there are no servers"))))))
+           (publish balancer :transient-failure (make-failure "the list of servers is empty"))))))
 
 (defun note-attributes (subchannel)
   "Give SUBCHANNEL, if it is connected, the attributes of the server to which it is connected."

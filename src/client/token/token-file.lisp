@@ -47,7 +47,7 @@ read."
                (handler-case (file-text path)
                  (sb-ext:file-does-not-exist ()
                    (status:fail :unavailable
-                                (format nil "the token in ~A cannot be read: there is no such file"
+                                (format nil "the token in ~A cannot be read: this file is missing"
                                         path)))
                  (error (error)
                    (status:fail :unavailable

@@ -81,7 +81,7 @@ thread."
 name."
   (cond ((or (null name) (equal "proto" name)) nil)
         ((and (stringp name) (find-codec name)))
-        (t (misuse "There is no codec ~S; REGISTER-CODEC defines one." name))))
+        (t (misuse "No codec is registered as ~S; REGISTER-CODEC registers a codec." name))))
 
 (defun type-in-codec (type codec)
   "The coded type for messages of TYPE, a message type, in CODEC."

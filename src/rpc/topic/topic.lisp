@@ -330,8 +330,8 @@ number FROM yet. The caller must hold the topic's lock."
   "Send each message that is broadcast to TOPIC on CALL, a handler's stream of answers, until CALL
 ends, or UNSUBSCRIBE. Return CALL, as the value for the handler to return; CALL needs no thread.
 FROM  the first message for CALL: nil, the default, means the next message that is broadcast; :past
-      means the oldest message that is kept; an integer, for a client that resumes, means the message
-      after the one with this number (TOPIC-POSITION)
+      means the oldest message that is kept; an integer, for a client that resumes, means the
+      message after the one with this number (TOPIC-POSITION)
 Signal :out-of-range, which ends CALL, if some of these messages are no longer kept, or if FROM is
 greater than the number of the last message; MISUSE for a wrong argument. If TOPIC is closed, CALL
 ends with the status of TOPIC's other calls. A call may subscribe to several topics. Until CALL

@@ -220,7 +220,7 @@ by each version of HTTP, at a server of the library with OPTIONS."
   (signals rule-error (use-http-rules '((:selector "clgrpc.tests.library.Library.No" :get "/v1")))))
 
 (test a-misspelt-protocol-is-recognized
-  (is (search "There is no protocol :restt (is it :rest?); there are :grpc, :"
+  (is (search ":restt is not a protocol (is it :rest?); the protocols are :grpc, :"
               (handler-case (grpc:start-server (make-instance 'library-service)
                                                :protocols '(:restt))
                 (misuse (error) (princ-to-string error))))))
