@@ -143,19 +143,23 @@ table."))
 
 (defun make-observer (&rest functions)
   "Return an observer, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL. FUNCTIONS is a
-plist from the name of an observation to a function:
-:call-made, of clients' calls, :call-begun and :call-ended (call); :attempt-begun (call peer stream)
-and :attempt-ended (call peer status stream sent received ns), of clients' calls; :headers-sent and
-:headers-received (call); :message-sent and :message-received (call octets); :request-begun (call
-authority), :content-sent (call octets start end encoding), :content-received (call octets start end
-encoding) and :half-closed (call), for logs of the contents of calls; :connection-begun (peer) and
-:connection-ended (peer reason); :subchannel-connected (peer), :subchannel-disconnected (peer
-error), :subchannel-failed (reason) and :weights-updated (weights stale fallback), of channels;
-:refused (option peer), of servers. PEER is an address, a string or nil. The functions are called on
-the loop or, for calls within the image, on the thread that makes or handles the call. These
-functions must not wait; an error in one of them is logged. Signal MISUSE for any other name, and
-for a value that is neither a function nor nil. With :trusted t the caller promises that the
-functions signal no errors; then no handlers are established around them. From any thread."
+plist from the name of an observation to a function of the arguments below:
+ :call-made, of clients' calls, :call-begun and :call-ended (call);
+ :attempt-begun (call peer stream), of clients' calls;
+ :attempt-ended (call peer status stream sent received ns), of clients' calls;
+ :headers-sent and :headers-received (call);
+ :message-sent and :message-received (call octets);
+ :request-begun (call authority), :content-sent and :content-received (call octets start end
+   encoding), and :half-closed (call), for logs of the contents of calls;
+ :connection-begun (peer) and :connection-ended (peer reason);
+ :subchannel-connected (peer), :subchannel-disconnected (peer error), :subchannel-failed (reason)
+   and :weights-updated (weights stale fallback), of channels;
+ :refused (option peer), of servers.
+PEER is an address, a string or nil. The functions are called on the loop or, for calls within the
+image, on the thread that makes or handles the call. These functions must not wait; an error in one
+of them is logged. Signal MISUSE for any other name, and for a value that is neither a function nor
+nil. With :trusted t the caller promises that the functions signal no errors; then no handlers are
+established around them. From any thread."
   (when (getf functions :trusted)
     (return-from make-observer
       (apply #'%make-observer (loop for (name function) on functions by #'cddr
