@@ -104,8 +104,8 @@ PEER has neither installed nor refused the snapshot."
       (cond ((or (v1:install-snapshot-response-installed response) (refused-p response header))
              response)
             ((> (v1:install-snapshot-response-offset response) octets)
-             (error (local-error :internal "~A claims to have more octets of the snapshot than ~
-                                            there are"
+             (error (local-error :internal "~A claims to have more octets than the snapshot ~
+                                            has"
                                  (peer-name peer))))
             (t (send-chunks peer call source (v1:install-snapshot-response-offset response) octets
                             chunk-octets)

@@ -139,7 +139,7 @@ such as a balancer or call credentials, gives STATUS and TEXT. These are STATUS 
 but if only applications may use STATUS, the status is :internal, since STATUS would look like the
 server's status (gRFC A54). Signal MISUSE if STATUS is not a status."
   (if (member (status-row-keyword (status-row status)) *application-statuses*)
-      (values :internal (format nil "~A: a bug, since ~A is for applications to give" text
+      (values :internal (format nil "~A (only applications may give ~A, so this is a bug)" text
                                 (substitute #\_ #\- (string status))))
       (values status text)))
 
