@@ -38,8 +38,8 @@ stream.")
   "~D watches" (hash-table-count (multiplex-watches multiplex)))
 
 (defmacro with-multiplex ((multiplex) &body body)
-  "Evaluate BODY with the lock of MULTIPLEX. BODY is not interrupted: WITH-TIMEOUT may unwind a
-user's thread, and half of a change would remain."
+  "Evaluate BODY with the lock of MULTIPLEX. BODY is not interrupted, because WITH-TIMEOUT may
+unwind a user's thread, and half of a change would remain."
   `(sb-sys:without-interrupts
      (sb-thread:with-mutex ((multiplex-lock ,multiplex)) ,@body)))
 

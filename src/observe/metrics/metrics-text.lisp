@@ -115,7 +115,8 @@ exponent if the exponent is less than -4 or more than 5."
   (write-number number stream))
 
 (defun bound-text (bound open)
-  "BOUND as the value of the label le: if OPEN, for OpenMetrics, always with a point."
+  "BOUND as the value of the label le. If OPEN is true, for OpenMetrics, the value always has a
+point."
   (let ((text (if (zerop bound)
                   "0"
                   (with-output-to-string (stream)

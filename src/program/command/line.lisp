@@ -89,7 +89,8 @@ USAGE-ERROR for a wrong argument."
                         collect (argument-default option)))))))
 
 (defun give (command given key value)
-  "The plist GIVEN with VALUE for KEY; after earlier values if COMMAND allows several."
+  "The plist GIVEN with VALUE for KEY. If COMMAND allows several values for KEY, VALUE follows the
+earlier values."
   (let ((option (find key (command-options command) :key #'argument-key)))
     (list* key (if (argument-repeated option) (append (getf given key) (list value)) value)
            given)))
