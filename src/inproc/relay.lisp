@@ -58,7 +58,7 @@
   (:documentation "An in-process channel with a service config, or interceptors of attempts."))
 
 (defclass intercepted-configured-inproc-channel (calling:interception configured-inproc-channel) ()
-  (:documentation "As CONFIGURED-INPROC-CHANNEL, with interceptors of calls."))
+  (:documentation "A CONFIGURED-INPROC-CHANNEL with interceptors of calls."))
 
 (defstruct (relayed-attempt (:constructor make-relayed-attempt (call number view sent))
                             (:copier nil))

@@ -278,7 +278,7 @@ because a server is connecting already."
         (make-failure "ring_hash has no requestHashHeader, by which calls are distributed"))))
 
 (defun count-states (leaf-policy)
-  "How many members of LEAF-POLICY are idle, connecting, ready and failed."
+  "Four values: the numbers of members of LEAF-POLICY that are idle, connecting, ready and failed."
   (let ((idle 0) (connecting 0) (ready 0) (failed 0))
     (map-members (lambda (subchannel)
                    (ecase (member-state subchannel)

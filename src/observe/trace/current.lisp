@@ -43,7 +43,7 @@ not begun."
                (call-record (attempt:attempt-of other)))))))
 
 (defun current-context ()
-  "As CURRENT-TRACE, but the context may be bare."
+  "Return the value of CURRENT-TRACE; or a bare context, for which CURRENT-TRACE returns nil."
   (if-let ((scope (scope-here)))
     (scope-context scope)
     (let ((record (record-here)))
