@@ -133,7 +133,7 @@ arguments. From any thread; end it with CLOSE-PEER."
 (defun peer-statistics (peer)
   "Return the statistics of PEER, a plist:
  :STATE, of its channel;
- :MESSAGES, the number of those that were answered, and :FAILURES, of those that failed;
+ :MESSAGES, the number of answered messages, and :FAILURES, of messages that failed;
  :ENTRIES and :OCTETS, the numbers of entries and of octets of data that were sent;
  :LATENCY, the mean time to an answer in seconds, or nil;
  :STREAMS, the number of streams that the pipeline has begun;
