@@ -9,13 +9,13 @@
 
 (in-package #:clgrpc.cluster)
 
-(defconstant +longest-name+ 253 "The maximum number of characters of the name of a member or a
-cluster.")
+(defconstant +longest-name+ 253
+  "The maximum number of characters of the name of a member or a cluster.")
 (defconstant +longest-address+ 256 "The maximum number of octets of an address.")
 (defconstant +longest-instance+ 64 "The maximum number of octets of a process's instance name.")
 (defconstant +most-labels+ 32 "The maximum number of labels of a member.")
-(defconstant +longest-labels+ 1024 "The maximum number of octets of all labels of a member
-together.")
+(defconstant +longest-labels+ 1024
+  "The maximum number of octets of all labels of a member together.")
 (defconstant +shortest-lease+ 2 "The shortest lease in seconds; etcd checks twice a second for
 leases that have ended.")
 (defconstant +longest-lease+ 3600

@@ -17,8 +17,8 @@
 (in-package #:clgrpc.cluster)
 
 (defconstant +most-watchers+ 1000 "The maximum number of watchers of a node.")
-(defconstant +most-catch-ups+ 32 "The maximum number of watchers of a node that read the store at
-once.")
+(defconstant +most-catch-ups+ 32
+  "The maximum number of watchers of a node that read the store at once.")
 (defconstant +pause-seconds+ 1/2
              "How long an informer waits before it asks for the progress of a catch-up.")
 

@@ -20,8 +20,8 @@
 
 (defconstant +date-slack-ms+ 250
   "The largest difference, in ms, of dates that are treated as equal.")
-(defconstant +longest-step-ms+ 3600000 "The maximum change of the date, in milliseconds, that is
-made at once.")
+(defconstant +longest-step-ms+ 3600000
+  "The maximum change of the date, in milliseconds, that is made at once.")
 (defconstant +lonely-proof-ms+ 600000
   "The time, in ms, after which a node that is alone accepts a date of its machine that differs by
 more than +LONGEST-STEP-MS+.")

@@ -59,12 +59,12 @@ thread."
     (type-error () (misuse "The limit ~(~A~) cannot be ~A." name value))))
 
 (defconstant +default-store-quota+ 2147483648 "The quota of etcd by default, in octets.")
-(defconstant +most-operations+ 120 "The maximum number of operations of one transaction; etcd
-accepts 128.")
+(defconstant +most-operations+ 120
+  "The maximum number of operations of one transaction; etcd accepts 128.")
 (defconstant +most-payloads+ 90
   "The maximum number of payloads of one change; etcd accepts 128 operations in a transaction.")
-(defconstant +most-parts+ 100 "The maximum number of payloads and chunks of steps, together, of one
-change.")
+(defconstant +most-parts+ 100
+  "The maximum number of payloads and chunks of steps, together, of one change.")
 (defconstant +most-steps-at-once+ 64
   "The maximum number of steps, done as soon as they begin, in one change. It is limited because
 each chunk of steps is an operation of the transaction.")
@@ -73,8 +73,8 @@ each chunk of steps is an operation of the transaction.")
 of its own.")
 (defconstant +history-chunk+ 16 "The number of changes of a history that get a key of their own.")
 (defconstant +longest-name+ 128 "The maximum number of octets of an id, a kind or a name.")
-(defconstant +longest-text+ 2000 "The maximum number of octets of a reason or an error that are
-kept.")
+(defconstant +longest-text+ 2000
+  "The maximum number of octets of a reason or an error that are kept.")
 (defconstant +most-held+ 10000 "The maximum number of tasks in a worker's heartbeat.")
 (defconstant +default-attempts+ 10)
 (defconstant +free-losses+ 3 "The number of losses in a row after each of which the attempt is
@@ -83,8 +83,8 @@ repeated at once.")
 (defconstant +child-seconds+ 3600
   "The minimum time for which an ended child is kept, so that its parent gets its result.")
 (defconstant +most-catch-up+ 100 "The maximum number of missed times that a schedule makes up for.")
-(defconstant +most-children+ 1000 "The maximum value of MAX-CHILDREN, the limit of a step's
-children.")
+(defconstant +most-children+ 1000
+  "The maximum value of MAX-CHILDREN, the limit of a step's children.")
 (defconstant +most-child-inputs+ 10000000
   "The maximum number of octets of the inputs of all children of a step.")
 (defconstant +most-recorded+ 8 "The maximum number of reports of a step that are recognized when

@@ -58,8 +58,8 @@
 (defconstant +renewals+ 8 "How often a lease is renewed within its duration.")
 (defconstant +certain-share+ 1/3
   "The share of a lease's time after which the lease is renewed before a heartbeat is answered.")
-(defconstant +moved-together+ 32 "The maximum number of sessions that one request moves to leases of
-their own.")
+(defconstant +moved-together+ 32
+  "The maximum number of sessions that one request moves to leases of their own.")
 
 (defun session-seconds (session)
   "The seconds in the name SESSION. Signal SESSION-LOST for a name that is not a session's."

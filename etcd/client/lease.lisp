@@ -102,8 +102,8 @@ on a thread for the lease, and may wait, but must not call CLOSE-ETCD. From any 
   (with-lease (lease)
     (setf (lease-loss-callbacks lease) (remove function (lease-loss-callbacks lease)))))
 
-(defconstant +longest-lease-seconds+ 9000000000 "The maximum duration of a lease of etcd, in
-seconds.")
+(defconstant +longest-lease-seconds+ 9000000000
+  "The maximum duration of a lease of etcd, in seconds.")
 
 (defun lease-time (seconds)
   "The time of a lease from SECONDS in etcd's answer, at most +LONGEST-LEASE-SECONDS+; -1 if it has

@@ -5,8 +5,8 @@
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +most-endpoints+ 10000 "The maximum number of servers of a name; further servers are
-ignored.")
+(defconstant +most-endpoints+ 10000
+  "The maximum number of servers of a name; further servers are ignored.")
 (defconstant +longest-key+ 4096 "The maximum number of octets of a server's key.")
 
 (defstruct (table-entry (:constructor make-table-entry (endpoint changed)) (:copier nil))

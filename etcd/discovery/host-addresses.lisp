@@ -13,8 +13,8 @@
 (defconstant +look-up-seconds+ 30 "How long the addresses of a name are used before the name is
 looked up again.")
 (defconstant +failure-seconds+ 5 "The pause after a look-up that has failed.")
-(defconstant +look-ups-at-once+ 4 "The maximum number of look-ups of one service that are under way
-at once.")
+(defconstant +look-ups-at-once+ 4
+  "The maximum number of look-ups of one service that are under way at once.")
 
 (defun make-lookup-threads ()
   (loop:make-reserve :threads 8 :queue 10000 :idle-seconds 0))

@@ -2,8 +2,8 @@
 
 (in-package #:clgrpc.memory)
 
-(defconstant +longest-request+ 1572864 "The maximum number of octets of a request that changes
-something.")
+(defconstant +longest-request+ 1572864
+  "The maximum number of octets of a request that changes something.")
 
 (defun check-size (request)
   "Refuse REQUEST, a message, if it is too long."

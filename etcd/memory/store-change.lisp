@@ -5,8 +5,8 @@
 
 (in-package #:clgrpc.memory)
 
-(defconstant +most-operations+ 128 "The maximum number of elements in each of a transaction's
-lists.")
+(defconstant +most-operations+ 128
+  "The maximum number of elements in each of a transaction's lists.")
 (defconstant +most-steps+ 2048
   "The maximum number of operations and comparisons of a transaction, inner transactions included.
 etcd has no such limit, and a request of 1.5 MB has room for 200,000.")

@@ -19,8 +19,8 @@
 
 (in-package #:clgrpc.memory)
 
-(defconstant +most-revisions+ 1000 "The maximum number of revisions whose changes are in one
-response.")
+(defconstant +most-revisions+ 1000
+  "The maximum number of revisions whose changes are in one response.")
 (defconstant +most-octets+ 1048576
   "The octets of a response at which no further change is added to it.")
 (defconstant +longest-response+ 16777216

@@ -17,8 +17,8 @@ threads that use the place."
   (make-array (* +places+ +place-words+) :element-type 'sb-ext:word :initial-element 0))
 
 (define-hot (place :inline t) () index
-  "The place where this thread counts, computed from the address of the thread's stack, because
-stacks are at least 2 MB long."
+  "The place where this thread counts, computed from the address of the thread's stack in units of 2
+MB, the minimum length of a stack."
   (* +place-words+
      (logand (1- +places+) (ash (sb-sys:sap-int (sb-kernel:current-sp)) -21))))
 

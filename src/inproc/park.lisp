@@ -8,7 +8,8 @@
 (defconstant +spins+ 1000 "How many times a waiting thread looks for an event before it sleeps.")
 
 (defconstant +yields+ 20
-  "The number of such checks on a single processor, on which other threads run between the checks.")
+  "How many times a waiting thread looks for an event before it sleeps, on a machine with a single
+processor, where other threads run between the checks.")
 
 (declaim (type fixnum **processors**))
 

@@ -20,12 +20,12 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +most-flying+ 2 "The maximum number of requests of a node's commits that are under way
-at once.")
+(defconstant +most-flying+ 2
+  "The maximum number of requests of a node's commits that are under way at once.")
 (defconstant +most-together+ 32 "The maximum number of transactions in one request. etcd, which
 accepts 128 operations, counts each of them as one and leaves 96 operations for each.")
-(defconstant +commit-octets+ 1000000 "The maximum number of octets that one request puts; etcd
-accepts 1.5 MB.")
+(defconstant +commit-octets+ 1000000
+  "The maximum number of octets that one request puts; etcd accepts 1.5 MB.")
 (defconstant +longest-commit-seconds+ 60 "The longest wait for a commit: by then its request has
 ended, or no thread will make it.")
 

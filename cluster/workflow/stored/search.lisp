@@ -11,8 +11,8 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +list-page+ 100 "The maximum number of workflows of a page, and the default.")
-(defconstant +most-looked-at+ 2000 "The maximum number of entries of the index that one call of List
-reads.")
+(defconstant +most-looked-at+ 2000
+  "The maximum number of entries of the index that one call of List reads.")
 (defconstant +index-page+ 500 "The number of entries of the index that are fetched at once.")
 (defparameter *statuses* '(:running :completed :failed :cancelled))
 

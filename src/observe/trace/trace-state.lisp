@@ -12,8 +12,8 @@
 (in-package #:clgrpc.trace)
 
 (defconstant +most-members+ 32 "The maximum number of members of a tracestate.")
-(defconstant +most-state-octets+ 512 "The maximum length, in characters, of a tracestate that is
-passed on.")
+(defconstant +most-state-octets+ 512
+  "The maximum length, in characters, of a tracestate that is passed on.")
 (defconstant +long-member-octets+ 128
   "The length of a member above which it is among the first to be removed from a tracestate that is
 too long.")

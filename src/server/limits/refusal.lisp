@@ -27,7 +27,8 @@ together.")
                                  collect (format nil "~D of ~A (~(~A~))" count peer option))))
 
 (defun count-refusal (refusals option peer)
-  "Count in REFUSALS that PEER was refused because of OPTION. The caller must hold their lock."
+  "Count in REFUSALS that PEER was refused because of OPTION. The caller must hold the lock of
+REFUSALS."
   (let* ((counts (refusals-counts refusals))
          (row (or (find-if (lambda (row) (and (eq option (first row)) (string= peer (second row))))
                            counts)
