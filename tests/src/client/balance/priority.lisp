@@ -157,4 +157,4 @@
   (with-core (core)
     (update core "[{\"priority_experimental\":{\"children\":{},\"priorities\":[]}}]" 1)
     (is (eq :transient-failure (state core)))
-    (is (search "no priorities" (client:failure-text (pick core))))))
+    (is (search "list of priorities is empty" (client:failure-text (pick core))))))

@@ -48,7 +48,7 @@
         (uiop:delete-file-if-exists path))))
   (with-log ()
     (loop for (path text) in (list (list "/nonexistent/token"
-                                         "in /nonexistent/token cannot be read: there is no such")
+                                         "in /nonexistent/token cannot be read: this file is missing")
                                    (list (uiop:temporary-directory)
                                          (format nil "in ~A cannot be read: "
                                                  (uiop:temporary-directory))))
