@@ -65,7 +65,7 @@ them to AREA. Return the number of events; or the negated EINTR if a signal came
                                    (timeout-ns (unsigned-byte 62)))
     result
   "Wait as WAIT-FOR-EVENTS does, but for TIMEOUT-NS nanoseconds; TIMESPEC, 16 octets, is
-overwritten. Return the negated ENOSYS if the kernel, before Linux 5.11, cannot wait so."
+overwritten. Return the negated ENOSYS if the kernel has no epoll_pwait2 (Linux before 5.11)."
   (multiple-value-bind (seconds ns) (floor timeout-ns 1000000000)
     (setf (u64le timespec 0) seconds
           (u64le timespec 8) ns)
@@ -78,8 +78,8 @@ overwritten. Return the negated ENOSYS if the kernel, before Linux 5.11, cannot 
                  (system-area-pointer (int-sap 0)) ((signed 64) 0))))))
 
 (defun set-timer-slack (ns)
-  "Let this thread's waits end at most NS nanoseconds late; the kernel's default is 50,000. The
-kernel uses such a delay to join waits that end at about the same time."
+  "Set the time by which the kernel may delay the end of this thread's waits to NS nanoseconds. The
+kernel's default is 50,000; it delays waits in order to end several of them at once."
   (syscall ("prctl" int) (int +set-timer-slack+) ((unsigned 64) ns) ((unsigned 64) 0)
            ((unsigned 64) 0) ((unsigned 64) 0)))
 

@@ -92,7 +92,7 @@ peer sends no more."
                          ((unsigned 64) (- end start)) (int 0))))))
 
 (define-hot send-octets ((socket fixnum) (octets octets) (start index) (end index)) result
-  "Send OCTETS from START to END. Return the number of octets that were taken."
+  "Send OCTETS from START to END. Return the number of octets that the kernel accepted."
   (assert (<= start end (length octets)))
   (with-pinned-objects (octets)
     (retrying (syscall ("send" (signed 64)) (int socket)

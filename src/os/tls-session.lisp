@@ -277,9 +277,10 @@ none."
 (defparameter *group-lists*
   '("*X25519MLKEM768:*X25519:P-256:X448:P-521:P-384" "X25519:P-256:X448:P-521:P-384"
     "P-256:P-521:P-384")
-  "The groups for the exchange of keys, in order of preference; the first list that OpenSSL knows is
-used. OpenSSL's own lists have finite-field groups as well (RFC 7919). With a group of 8,192 bits, a
-handshake costs 150 ms, which a peer can cause with a few octets.")
+  "Lists of groups for the exchange of keys, each in order of preference; the first list that
+OpenSSL knows is used. OpenSSL's own lists also have finite-field groups (RFC 7919). The lists here
+omit those groups, because a peer could cause a handshake with a group of 8,192 bits, which costs
+150 ms, by sending a few octets.")
 
 (defun use-groups (context list)
   "Make CONTEXT agree only on the groups in LIST; if OpenSSL does not know all of them, change

@@ -14,7 +14,7 @@
 (in-package #:clgrpc.wire)
 
 (define-hot (compression-of :inline t) ((call call)) (or null compression)
-  "The COMPRESSION of CALL, or nil."
+  "Return the COMPRESSION of CALL, or nil if it has none."
   (let ((parts (call-wire-parts call)))
     (and parts (wire-parts-compression parts))))
 
@@ -25,7 +25,8 @@
         (setf (wire-parts-compression parts) (make-compression)))))
 
 (define-hot (outgoing-encoding :inline t) ((call call)) (or null encoding)
-  "The encoding for messages that CALL sends, or nil. SETFable before the first message."
+  "Return the encoding of the messages that CALL sends, or nil if it does not compress them. Use
+SETF only before the first message."
   (let ((compression (compression-of call)))
     (and compression (compression-outgoing compression))))
 
@@ -37,8 +38,8 @@
   (setf (compression-incoming (ensure-compression call)) encoding))
 
 (defun inflation-failure (call)
-  "The outcome of OS:INFLATE-OCTETS, such as :too-long, for a message of CALL's peer that could not
-be decompressed, or nil."
+  "Return the outcome of OS:INFLATE-OCTETS, such as :too-long, for the message of CALL's peer that
+could not be decompressed, or nil if all messages could be."
   (let ((compression (compression-of call)))
     (and compression (compression-failure compression))))
 
@@ -49,9 +50,10 @@ ends."
   (inflation-problem outcome limit))
 
 (defun inflate-message (call encoding octets limit)
-  "Decompress OCTETS, a message of CALL compressed by ENCODING. Return two values: octets to return
-to the store, and the number of them that are the message. If the message is damaged or longer than
-LIMIT, return three values: nil, and the status and the text with which CALL ends."
+  "Decompress OCTETS, a message of CALL compressed by ENCODING. Return two values: the octets that
+begin with the message, to be returned to the store later, and the length of the message. If the
+message is damaged or longer than LIMIT, return three values: nil, and the status and the text with
+which CALL ends."
   (multiple-value-bind (outcome result length)
       (expand-octets encoding octets 0 (length octets) limit)
     (if (eq :ok outcome)

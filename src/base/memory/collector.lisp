@@ -32,19 +32,21 @@
 (in-package #:clgrpc.base)
 
 (defconstant +nursery-octets+ (+ 32768 (* 64 1024 1024))
-  "The octets consed between two collections at first, and while collections are quick and rare.")
+  "The number of octets allocated between two collections at first, and while collections are quick
+and rare.")
 (defconstant +most-nursery-octets+ (+ 32768 (* 200 1024 1024))
-  "The octets consed between two collections while these take much of the time.")
+  "The number of octets allocated between two collections while collections take much of the time.")
 (defconstant +least-nursery-octets+ (* 8 1024 1024)
-  "The octets consed between two collections while each of these takes long.")
+  "The number of octets allocated between two collections while each collection takes long.")
 (defconstant +long-collection-ns+ 10000000
-  "A collection that takes longer than this should be split by a smaller nursery.")
+  "If a collection takes longer than this, a smaller nursery should make collections shorter.")
 (defconstant +young-octets+ (* 64 1024 1024)
-  "The most octets of survivors of one or two collections that are copied once more before they
-count as old, with a nursery of +NURSERY-OCTETS+; the copying takes a fifteenth of a second.")
+  "The maximum size of the objects that have survived one or two collections and do not count as old
+yet, with a nursery of +NURSERY-OCTETS+. The next collection copies them, which takes a fifteenth of
+a second.")
 
 (defconstant +much-data-octets+ (* 256 1024 1024)
-  "If more octets than this are alive, the first nursery is small, since collections are long.")
+  "If more octets than this are alive, the first nursery is small, because collections are long.")
 
 (declaim (type boolean **tuned**))
 (defglobal **tuned** nil)
@@ -67,7 +69,7 @@ freed memory from the second generation on, and faulting it in again takes 7 ms 
                                         ; that no user would choose
 
 (defun most-nursery ()
-  "The most octets that the heap allows between two collections."
+  "The maximum number of octets that the heap allows between two collections."
   (floor (sb-ext:dynamic-space-size) 10))
 
 (defun set-nursery (octets)
@@ -96,19 +98,20 @@ collection."
 
 (defun tune-collector ()
   "Make this process collect garbage less often, and keep its memory until a full collection.
-Servers, and clients with much work, should call this function; a library should not. Between two
-collections 64 MB are consed; or 200 MB in a process whose collections take more than a hundredth of
-its time, a fiftieth if each takes more than 10 ms; or down to 8 MB in a process whose collections
-take more than 10 ms each, but less than a hundredth of its time; never more than a tenth of the
-heap. A size that the user sets afterwards stays. Objects that have survived one or two collections
-are collected again when they have grown by as many octets as are consed between two collections,
-but at most 64 MB; older objects, when they have grown by an eighth of the heap. When the process
-has consed less than 4 MB a second for five seconds, or its event loops have had no work for eight
-seconds, it returns memory to the system, in steps that stop other threads for at most 10 ms.
-TUNE-COLLECTOR makes a full collection, which takes half a second for each living gigabyte, so that
-objects that live then are not copied again: call it once the permanent data is loaded. If more than
-256 MB live after that collection, not counting the objects of a saved image, the first nursery has
-8 MB. An image that is saved afterwards begins tuned. From any thread."
+Servers, and clients with much work, should call this function; a library should not. The process
+allocates 64 MB between two collections at first. This size is then adapted to the time that
+collections take. It becomes 200 MB when they take more than 1 % of the time (2 % if one takes more
+than 10 ms). It shrinks, to 8 MB at least, when they take less than 1 % of the time but one takes
+more than 10 ms. It is never more than a tenth of the heap. A size that the user sets afterwards
+stays. Objects that have survived one or two collections are collected again when they have grown by
+as many octets as are allocated between two collections, but at most 64 MB. Older objects are
+collected again when they have grown by an eighth of the heap. When the process has allocated less
+than 4 MB a second for five seconds, or its event loops have had no work for eight seconds, it
+returns memory to the system, in steps that stop other threads for at most 10 ms. TUNE-COLLECTOR
+makes a full collection, which takes half a second for each living gigabyte. Objects that survive it
+are not copied again, so call this function when the permanent data has been loaded. If more than
+256 MB survive, not counting the objects of a saved image, the process allocates 8 MB between two
+collections at first. An image that is saved afterwards begins tuned. From any thread."
   (set-collector)
   (sb-ext:gc :full t)
   (when (< +much-data-octets+

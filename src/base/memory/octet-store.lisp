@@ -11,13 +11,13 @@
 (in-package #:clgrpc.base)
 
 (defconstant +shortest-stored+ 4096
-  "The least octets of a stored vector. Shorter vectors are ordinary ones, since allocating these is
-as fast.")
+  "The length in octets of the shortest vectors that are stored. Shorter vectors are not stored,
+because allocating them is as fast.")
 (defconstant +shelves+ 57
   "The number of shelves; the last one has vectors of 64 MiB.")
 (defconstant +store-octets+ (* 64 1024 1024)
-  "The most octets kept unused: enough for a message of 16 MB in each direction, and the vectors
-through which it grew.")
+  "The maximum size in octets of all stored vectors: enough for a message of 16 MB in each
+direction, and the vectors that held these messages while they grew.")
 
 (declaim (type (simple-vector 57) **shelves**)
          (type cons **stored**))

@@ -277,12 +277,13 @@ more, so that the rest is left for incomplete messages. A call that would exceed
 :resource-exhausted. Two messages of max-receive-octets are always allowed.")
    (max-total-held-octets 0 0 1099511627776 "octets"
     "Memory, as counted by max-held-octets, that all connections of a server or of a channel may
-hold together; 0 means a quarter of the Lisp heap, but at most 128 MB: all calls wait while a
-collection copies this memory, a millisecond for each megabyte. Choose a higher limit where many
+hold together. 0 means a quarter of the Lisp heap, but at most 128 MB, because all calls wait while
+a collection copies this memory, a millisecond for each megabyte. Choose a higher limit where many
 long messages arrive at once. Above half of this limit, each connection is limited to two of the
 largest messages and to 64 KB of output. One peer may hold three times as much as is still free; a
 call that would exceed that ends with :resource-exhausted. If memory exceeds this limit by an
-eighth, one connection is ended: of the peer that holds most, the one that holds most.")
+eighth, a connection of the peer that holds the most memory ends: the connection that holds the
+most.")
    (max-unsent-octets 1048576 16384 67108864 "octets"
     "A connection with more unsent output is not read, and no more of its calls begin, until the
 peer reads the output. While the connections of a server together hold half of
@@ -529,8 +530,8 @@ on them wait for each other; threads on channels with their own connections do n
    (health-checking t
     "Whether the health of servers is checked if the service config requests it (gRFC A17).")
    (ring-size-limit 4096 1 8388608 "entries"
-    "The most entries of the ring of ring_hash, even if a service config asks for more (gRFC A42):
-each channel has a ring. An entry takes 16 octets.")
+    "The maximum number of entries in the ring of the policy ring_hash, even if a service config
+asks for more (gRFC A42). Each channel has a ring, in which an entry takes 16 octets.")
    (max-concurrent-requests 0 0 1000000000 "calls"
     "How many calls of a channel may be in flight. A further call ends at once with :unavailable,
 and is not retried (gRFC A32). 0 means no limit.")

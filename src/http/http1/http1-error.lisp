@@ -9,9 +9,9 @@
   (:report (lambda (condition stream)
              (format stream "Bad HTTP/1.1 message (~D): ~A."
                      (http1-error-status condition) (http1-error-text condition))))
-  (:documentation "The peer sent octets that RFC 9112 or a limit forbids, or that two
-implementations might understand differently. STATUS is the status of a server's answer, TEXT the
-fault. The parser is unusable afterwards."))
+  (:documentation "The peer sent octets that RFC 9112 or a limit forbids, or that different
+implementations of HTTP/1.1 might parse differently. STATUS is the status with which a server
+answers; TEXT describes the fault. After this error the parser cannot be used again."))
 
 (document-functions
   http1-error-status "The status, such as 400, with which a server answers."

@@ -43,8 +43,8 @@ in nanoseconds."
 
 (defun advance-time (connection now)
   "Advance the time of CONNECTION to NOW, in nanoseconds. If the peer is late with its preface or
-with the acknowledgement of our SETTINGS, the connection ends. Return the latest time to call this
-again, or NIL."
+with the acknowledgement of our SETTINGS, the connection ends. Return the time by which this
+function must be called again, or NIL if no deadline is pending."
   (let ((settings (connection-settings-deadline connection))
         (preface (connection-preface-deadline connection)))
     (cond ((and (plusp preface) (<= preface now))
@@ -66,10 +66,10 @@ again, or NIL."
 (defconstant +bare-octets+ 2048
   "The memory of a connection without streams and queued octets, with its owner's structures.")
 (defconstant +stream-octets+ 1024
-  "The memory of an open stream, including the least that its owner keeps for the stream.")
+  "The memory of an open stream, including the minimum that the stream's owner keeps for it.")
 
 (defconstant +most-places+ (ash 1 24)
-  "The most places of a vector of a connection.")
+  "The maximum length of a vector of a connection.")
 
 (define-hot (kept-octets :inline t) ((connection connection)) index
   "About how many octets of memory CONNECTION keeps: its tables, its streams, the queued DATA, and

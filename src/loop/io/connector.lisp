@@ -61,14 +61,14 @@
                           &key on-progress on-candidate limit-each
                             (delay-ns +connecting-delay-ns+))
   "Connect to one of ADDRESSES, the kernel's addresses of NAME, a text, within TIMEOUT-NS
-nanoseconds; if LIMIT-EACH is true, each attempt has this limit. Call (ON-DONE byte-channel nil) or
-(ON-DONE nil condition), a CONNECT-ERROR, on LOOP, exactly once and never before this function
-returns. ON-PROGRESS is called on LOOP with each event: (:attempt :address text)
+nanoseconds; if LIMIT-EACH is true, each attempt has this limit. ON-DONE is called on LOOP exactly
+once: with a byte channel and nil, or with nil and a CONNECT-ERROR. If LOOP runs this function, that
+call comes after its return. ON-PROGRESS is called on LOOP with each event: (:attempt :address text)
 for an attempt, and (:attempt-failed :address text :reason text) for one that fails. ON-CANDIDATE is
-a function that is called on LOOP with the byte channel of each connection, and owns it; with
-ON-CANDIDATE, ON-DONE gets conditions only. The next attempt begins DELAY-NS nanoseconds after the
-previous one, or when the previous one fails. Return the connector. Signal MISUSE if LOOP has
-stopped. From any thread."
+called on LOOP with the byte channel of each new connection, and owns that byte channel. With
+ON-CANDIDATE, ON-DONE is called only with conditions. The next attempt begins DELAY-NS nanoseconds
+after the previous one, or when the previous one fails. Return the connector. Signal MISUSE if LOOP
+has stopped. From any thread."
   (let ((connector (%make-connector
                     :loop loop :name name :on-done on-done :on-progress on-progress
                     :on-candidate on-candidate :delay-ns delay-ns
@@ -84,9 +84,9 @@ stopped. From any thread."
     connector))
 
 (defun connect-to (loop target timeout-ns on-done)
-  "Look up the addresses of TARGET, a value of PARSE-TARGET or its text, and connect to it as
-CONNECT-ADDRESSES does. Look-up and connecting may take TIMEOUT-NS nanoseconds. Signal MISUSE if
-TARGET is not a target, or LOOP has stopped. From any thread."
+  "Look up the addresses of TARGET, an object that PARSE-TARGET returned or its text, and connect to
+one of them as CONNECT-ADDRESSES does. Look-up and connecting may take TIMEOUT-NS nanoseconds.
+Signal MISUSE if TARGET is not a target, or LOOP has stopped. From any thread."
   (declare (type function on-done))
   (let ((target (if (stringp target) (parse-target target) target)))
     (if (target-addresses target)

@@ -253,9 +253,10 @@ is lent."
          (fail-tls byte-channel tls "TLS: the peer sends too much before the handshake is over"))))
 
 (defun choose-context (tls name)
-  "The pointer of the context for NAME, a string or NIL, that the client requests; NIL to keep the
-present context; or :refused. NAME is text from the client and not checked yet. A second ClientHello
-must have the same name (RFC 8446 section 4.1.2)."
+  "Return a pointer to the TLS context for NAME, the server name that the client requests (NIL if it
+requests none). Return NIL if the session keeps its present context, and :refused if NAME is not
+allowed. NAME has not been checked before. A second ClientHello must have the same name (RFC 8446
+section 4.1.2)."
   (let ((first (eq :awaited (tls-hello tls))))
     (cond ((not (if first
                     (or (null name) (os:host-name-p name))

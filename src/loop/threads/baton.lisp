@@ -249,9 +249,9 @@ thread has the baton again."
        (resume loop)))
 
 (defmacro with-baton ((loop) on-loop &body elsewhere)
-  "If this thread runs LOOP, evaluate the form ON-LOOP, with the baton taken back meanwhile if it is
-lent; otherwise evaluate ELSEWHERE. Return the first value. As CALL-WITH-BATON, but without a
-function call, since user code may do this for each message."
+  "If this thread runs LOOP, evaluate the form ON-LOOP; if the thread has lent the baton, take it
+back for that time. Otherwise evaluate ELSEWHERE. Return the first value. This macro does what
+CALL-WITH-BATON does, but without a function call, because user code may use it for each message."
   (let ((place (gensym "LOOP")) (claimed (gensym "CLAIMED")) (value (gensym "VALUE")))
     `(let ((,place ,loop) (,claimed nil) (,value nil))
        (sb-sys:without-interrupts
@@ -276,13 +276,13 @@ except in WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
 ;;; before the loop gets another, the loop keeps its poller.
 
 (defmacro with-overtaken-waiters ((loop) &body body)
-  "Evaluate BODY, which changes the OVERTAKEN-WAITERS of LOOP and its poller, with the lock that
-guards them."
+  "Evaluate BODY, which changes the OVERTAKEN-WAITERS of LOOP or its poller, while this thread holds
+the lock that guards both."
   `(sb-thread:with-mutex ((event-loop-lock ,loop)) ,@body))
 
 (defun forget-overtaken-waiter (loop thread)
-  "Remove THREAD from the OVERTAKEN-WAITERS of LOOP; return true if THREAD was among them. The
-caller holds the lock."
+  "Remove THREAD from the OVERTAKEN-WAITERS of LOOP; return true if THREAD was among them. Call this
+within WITH-OVERTAKEN-WAITERS."
   (when (member thread (event-loop-overtaken-waiters loop))
     (setf (event-loop-overtaken-waiters loop)
           (remove thread (event-loop-overtaken-waiters loop) :count 1))

@@ -17,8 +17,8 @@
 (with-kernel-parts
   (defun long-varint (value next octets spare mask)
     "Emit instructions for the varint of two octets or more that begins at NEXT of OCTETS, which
-have ten octets there: load it into VALUE and move NEXT after it, or beyond any end if the varint
-has more than ten octets."
+have ten octets there: load it into VALUE and move NEXT after it. If the varint has more than ten
+octets, set NEXT to +FAR+."
     (macrolet ((at (displacement base index)
                  `(memory (+ ,displacement +octets-data+) ,base ,index)))
       (sb-assem:assemble ()
@@ -106,8 +106,9 @@ has more than ten octets."
                 OUT)))
   (define-field-kernel %field-at nil
     "Return three values: the tag of one octet at AT of OCTETS, which have eleven octets there; the
-varint after it, if it is of wire type 0 or 2; and the position after the octets read. For a longer
-tag and for a varint of more than ten octets the position is greater than every valid one.")
+varint after it, if it is of wire type 0 or 2; and the position after the octets read. If the tag
+has more than one octet, or the varint more than ten, the position is +FAR+, which is beyond every
+valid position.")
   (define-field-kernel %wide-field-at t
     "As %FIELD-AT for tags of one octet or two; OCTETS have twelve octets at AT."))
 
@@ -233,8 +234,8 @@ position after them."
   (eval-when (:compile-toplevel :load-toplevel :execute)
     (define-put %put-varint-at 0
       "Write the varint of VALUE at AT of OCTETS, where up to ten octets may be written: the next
-write overwrites those after the varint. Return the position after it, or +FAR+ if there might be no
-room.")
+write overwrites those after the varint. Return the position after it, or +FAR+ if OCTETS may have
+no room for it.")
     (define-put %put-field-at 1
       "As %PUT-VARINT-AT, but write the octet TAG before the varint.")
     (define-put %put-wide-field-at 2
@@ -242,8 +243,8 @@ room.")
 first.")))
 
 (defmacro put-word-field (tag value)
-  "Write the constant TAG, or none if it is zero, and VALUE, of 64 bits, as a varint. Some
-octets beyond the varint may be written, too; the next write overwrites them."
+  "Write the constant TAG, unless it is zero, and VALUE, of 64 bits, as a varint. This may also
+write some octets after the varint, which the next write overwrites."
   (let ((octets (if (zerop tag) '() (tag-octets tag))))
     (if (> (length octets) 2)
         `(progn (put-tag ,tag) (put-word ,value))
@@ -264,13 +265,13 @@ octets beyond the varint may be written, too; the next write overwrites them."
   `(put-word-field 0 ,value))
 
 (defmacro with-words-put (&body body)
-  "Run BODY with PUT-VARINT and PUT-VARINT64 meaning PUT-WORD."
+  "Run BODY, in which PUT-VARINT and PUT-VARINT64 have the meaning of PUT-WORD."
   `(macrolet ((put-varint (value) `(put-word (ldb (byte 64 0) (the fixnum ,value))))
               (put-varint64 (value) `(put-word ,value)))
      ,@body))
 
 (defmacro with-tagged-words-put (tag &body body)
-  "Run BODY with PUT-VARINT and PUT-VARINT64 meaning PUT-WORD-FIELD of TAG."
+  "Run BODY, in which PUT-VARINT and PUT-VARINT64 have the meaning of PUT-WORD-FIELD with TAG."
   `(macrolet ((put-varint (value) `(put-word-field ,',tag (ldb (byte 64 0) (the fixnum ,value))))
               (put-varint64 (value) `(put-word-field ,',tag ,value)))
      ,@body))
@@ -278,12 +279,12 @@ octets beyond the varint may be written, too; the next write overwrites them."
 ;;; Packed fields with a few integers
 
 (defconstant +few-octets+ 16
-  "The most octets of a packed field that %READ-FEW reads.")
+  "The maximum length in octets of a packed field that %READ-FEW reads.")
 (defconstant +few+ 8
-  "The most elements of a packed field whose size is computed without a call.")
+  "The maximum number of elements of a packed field whose size is computed without a call.")
 (defconstant +few-to-write+ 48
-  "The most elements of a packed field that PUT-FEW writes: with more, the kernels of
-varint-kernel.lisp are faster in spite of their start.")
+  "The maximum number of elements of a packed field that PUT-FEW writes. For more elements the
+kernels of varint-kernel.lisp are faster, although starting a kernel takes time.")
 
 (define-leaf (%count-ends-of-word :inline t) ((word (unsigned-byte 64)) (count (integer 1 8)))
     (integer 0 8)
@@ -317,8 +318,8 @@ varint-kernel.lisp are faster in spite of their start.")
          (inst jmp :b LOOP))
        (define-kernel ,put ((from :sap) (count :count) (octets :octets) (at :count)) (here)
            (:integers (value spread mask done) :shift shift)
-           "Write the varints of the COUNT elements at FROM from AT of OCTETS on, which have ten
-octets there for each. Return the position after them."
+           "Write the varints of the COUNT elements at FROM to OCTETS, beginning at AT, where OCTETS
+have ten octets for each element. Return the position after them."
          (inst xor done done)
          (inst mov here at)
          (inst jmp NEXT)
@@ -380,7 +381,7 @@ octets there for each. Return the position after them."
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun few-kernel (verb scalar)
-    "The kernel that does VERB for a few elements of SCALAR."
+    "Return the name of the kernel that performs VERB for a few elements of SCALAR."
     (kind-function verb (if (eq :uint64 (scalar-kind scalar)) :int64 (scalar-kind scalar)))))
 
 (macrolet ((define-few (kind)

@@ -27,19 +27,20 @@
     ("google.protobuf.UInt64Value" . :wrapper) ("google.protobuf.Int32Value" . :wrapper)
     ("google.protobuf.UInt32Value" . :wrapper) ("google.protobuf.BoolValue" . :wrapper)
     ("google.protobuf.StringValue" . :wrapper) ("google.protobuf.BytesValue" . :wrapper))
-  "The message types that JSON writes in a form of their own.")
+  "The message types that have a special form in JSON, each with the keyword of that form.")
 
 (defparameter *form-fields*
   '((:any (1 :string) (2 :bytes)) (:timestamp (1 :int64) (2 :int32))
     (:duration (1 :int64) (2 :int32)) (:field-mask (1 :string :repeated))
     (:struct (1 :message :map)) (:list (1 :message :repeated)) (:wrapper (1))
     (:value (1 :enum) (2 :double) (3 :string) (4 :bool) (5 :message) (6 :message)))
-  "For each form its fields: the number, the kind, and the label unless that is :SINGULAR; a field
-without a kind is any scalar.")
+  "An alist from each form to its fields. A field is a list of its number, its kind, and its label
+unless that is :SINGULAR; a field without a kind may have any scalar kind.")
 
 (defun json-form (layout)
-  "The special form of the type of LAYOUT in JSON, or nil. The fields are checked since a peer's
-type may have the name of a type with such a form, but other fields."
+  "Return the keyword of the special form that the type of LAYOUT has in JSON, or nil if it has no
+such form. The fields are compared too, because a peer's type may have the name of a type with a
+special form, but other fields."
   (let ((form (cdr (assoc (message-type-name (layout-type layout)) *json-forms*
                           :test #'string=))))
     (loop for (number kind label) in (rest (assoc form *form-fields*))

@@ -492,7 +492,7 @@ must not."
                          bracketed name)))))
 
 (defun read-text-any (input partial-message url token)
-  "Read the message of an Any whose type URL in brackets is URL, at TOKEN."
+  "Read the message of an Any. URL is its type URL, which was read from the brackets at TOKEN."
   (let ((message (partial-message-message partial-message))
         (type (funcall (input-finder input) (url-type-name url))))
     (unless (and type (message-type-defined-p type))
@@ -507,8 +507,8 @@ must not."
                  message 2)))
 
 (defun read-text-message (input type &optional (read-fields #'read-braced-fields))
-  "Read a message of TYPE. READ-FIELDS takes INPUT and a function, which it calls at each field of
-the message."
+  "Read a message of TYPE. READ-FIELDS is a function of INPUT and a function that reads one field;
+it must call the latter at the beginning of each field."
   (let ((token (text-input-token input)))
     (with-depth (input token)
       (multiple-value-bind (message layout) (begin-message input type token)
