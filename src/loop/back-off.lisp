@@ -16,16 +16,18 @@
 
 (document-functions
   make-back-off "Return a back-off whose next wait is the first, shortest one."
-  back-off-seconds "The base of the last wait of BACK-OFF, without jitter, in seconds, or 0 before
-the first."
-  back-off-timer "The timer of BACK-OFF while it waits for the next attempt, or nil.")
+  back-off-seconds "The length of the last wait of BACK-OFF in seconds, without jitter, or 0 before
+the first wait."
+  back-off-timer "The timer of BACK-OFF while it waits for the next attempt, or nil if it does not
+wait.")
 
 (define-printer (back-off back-off)
   "~,3F s~:[~; runs~]" (back-off-seconds back-off) (back-off-timer back-off))
 
 (defun next-wait (back-off first most factor jitter random-state)
-  "The seconds until the next attempt: FIRST, then FACTOR times as many after each failure, at most
-MOST. Add or subtract at random up to the fraction JITTER of this time."
+  "Return the number of seconds until the next attempt: FIRST, then FACTOR times as many after each
+failure, at most MOST. A random part of this time, up to the fraction JITTER, is added or
+subtracted."
   (let* ((base (if (zerop (back-off-seconds back-off))
                    first
                    (min (* (back-off-seconds back-off) factor) most)))
@@ -40,7 +42,7 @@ MOST. Add or subtract at random up to the fraction JITTER of this time."
 ;;; Of a channel
 
 (defun next-back-off (back-off options random-state)
-  "The seconds until the next attempt of a channel with OPTIONS."
+  "Return the number of seconds until the next attempt of a channel with OPTIONS."
   (next-wait back-off (options-backoff-initial-seconds options)
              (options-backoff-maximum-seconds options) (options-backoff-factor options)
              (options-backoff-jitter options) random-state))
@@ -65,8 +67,8 @@ beginning of the last attempt. Return the seconds between the two attempts. On L
 ;;; Of a thread
 
 (defconstant +pause-jitter+ 1/2
-  "A pause is longer or shorter by up to this fraction. So a thousand clients of a store that could
-not be reached do not all come back at once.")
+  "The maximum fraction by which a pause is made longer or shorter at random, so that a thousand
+clients of a store that could not be reached do not all come back at once.")
 
 (defstruct (pauses (:include back-off) (:constructor make-pauses (first most)) (:copier nil))
   "The waits of a thread between attempts, each twice as long as the one before."
@@ -75,10 +77,12 @@ not be reached do not all come back at once.")
   (random nil :type (or null random-state))) ; the thread's own, from the first failure on
 
 (document-functions
-  make-pauses "Return the PAUSES of a thread: FIRST seconds after one failure, MOST after many.")
+  make-pauses "Return the PAUSES of a thread: FIRST seconds after one failure, at most MOST seconds
+after many.")
 
 (defun next-pause (pauses)
-  "The seconds until the next attempt. Only the thread that owns PAUSES may call this."
+  "Return the number of seconds until the next attempt. Only the thread that owns PAUSES may call
+this."
   (next-wait pauses (pauses-first pauses) (pauses-most pauses) 2 +pause-jitter+
              (or (pauses-random pauses)
                  (setf (pauses-random pauses) (new-random-state)))))

@@ -12,10 +12,11 @@
 (in-package #:clgrpc.loop)
 
 (defgeneric cancel (thing &optional text)
-  (:documentation "End THING early: a call, a future, or a handle of CLGRPC.ASYNC (a value of DELAY,
-INTERVAL, TCP-SERVER, TCP-CONNECT, IDLE, POLL, MAKE-NOTIFIER or SIGNAL-HANDLER); a function, such as
-the value of INTERVAL, is called. Calls and futures end with a condition that has TEXT. Nothing
-happens if THING has ended. Signal MISUSE for any other object. From any thread.")
+  (:documentation "End THING early. THING is a call, a future, or a handle that DELAY, INTERVAL,
+TCP-SERVER, TCP-CONNECT, IDLE, POLL, MAKE-NOTIFIER or SIGNAL-HANDLER of CLGRPC.ASYNC returned. If it
+is a function, such as the value of INTERVAL, the function is called. Calls and futures end with a
+condition that has TEXT. If THING has already ended, nothing happens. Signal MISUSE for any other
+object. From any thread.")
   (:method ((thing function) &optional text)
     (declare (ignore text))
     (funcall thing)
@@ -29,7 +30,8 @@ happens if THING has ended. Signal MISUSE for any other object. From any thread.
   "A value that will be available later. See MAKE-FUTURE.")
 
 (deftype completions ()
-  "The functions and ATTACHED-FUNCTIONs of a future, newest first, or :DONE once they begin to run."
+  "A list of the functions and ATTACHED-FUNCTIONs of a future, newest first, or :DONE once they
+begin to run."
   '(or list (eql :done)))
 
 (defstruct (attached-function (:conc-name attached-)
@@ -48,8 +50,8 @@ happens if THING has ended. Signal MISUSE for any other object. From any thread.
     (misuse "~S is not a future, such as the value of CALL-ASYNC." future)))
 
 (defgeneric swap-completions (future old new)
-  (:documentation "Replace the completions of FUTURE by NEW, and return true, if they are OLD; else
-return false. From any thread."))
+  (:documentation "If the completions of FUTURE are OLD, replace them by NEW and return true;
+otherwise return false. From any thread."))
 
 (defmacro define-completions ((future type) place)
   "Define PLACE as the place where a FUTURE of TYPE, a symbol, keeps its COMPLETIONS."
@@ -104,8 +106,8 @@ CANCEL calls (ON-CANCEL), which should stop the work for its value. From any thr
 ;;; Settling
 
 (defun settle-future (future value &key cancel)
-  "Set the VALUE of FUTURE unless it has one, and call the functions attached to it; if CANCEL is
-true, also call the ON-CANCEL of FUTURE. Return true if FUTURE had no value."
+  "If FUTURE has no value yet, set it to VALUE, call the functions attached to FUTURE and, if CANCEL
+is true, the ON-CANCEL of FUTURE. Return true if FUTURE had no value."
   (loop
     (let ((old (promise-value future)))
       (unless (or (null old) (functionp old)) (return nil))
@@ -140,8 +142,8 @@ false and do nothing. From any thread; attached functions run in that thread."
   (if (attached-function-p completion) (shiftf (attached-function completion) nil) completion))
 
 (defun run-each-completion (future completions)
-  "Call the functions of COMPLETIONS, a list, with the outcome of FUTURE; call all of them, even if
-one is left by a non-local exit."
+  "Call the functions of COMPLETIONS, a list, with the outcome of FUTURE. Call all of them, even if
+a function exits non-locally."
   (unwind-protect (loop while completions
                         do (let ((function (function-of (pop completions))))
                              (when function (run-completion future function))))
@@ -155,7 +157,8 @@ attached."
         finally (run-each-completion future (reverse old))))
 
 (defgeneric future-outcome (future)
-  (:documentation "The value of FUTURE, which is settled, and nil; or nil and its condition.")
+  (:documentation "Return two values: the value of FUTURE, which must be settled, and nil; or nil
+and its condition.")
   (:method ((future future))
     (handler-case (values (future-values future nil) nil)
       ((or error storage-condition) (condition) (values nil condition))))
@@ -167,7 +170,7 @@ attached."
           (values nil value)))))
 
 (defun call-with-outcome (future function)
-  "Call FUNCTION with the value of FUTURE, which is settled, and nil, or with nil and its
+  "Call FUNCTION with the value of FUTURE, which must be settled, and nil, or with nil and its
 condition."
   (declare (type function function))
   (multiple-value-call function (future-outcome future)))
@@ -187,7 +190,7 @@ run users' functions.")
 runs in the context, such as tracing's, in which it was attached.")
 
 (defun carried (function)
-  "FUNCTION, wrapped by the carrier."
+  "Return FUNCTION, wrapped by the carrier if there is one."
   (if **carrier** (funcall (the function **carrier**) function) function))
 
 (defun add-unless-settled (future function)
@@ -197,7 +200,7 @@ runs in the context, such as tracing's, in which it was attached.")
           thereis (swap-completions future old (cons function old))))
 
 (defun add-completion (future function)
-  "As ATTACH, without the current context."
+  "Attach FUNCTION to FUTURE as ATTACH does, but without the current context."
   (unless (add-unless-settled future function)
     (run-completion future function))
   future)
@@ -209,8 +212,8 @@ runs in the context, such as tracing's, in which it was attached.")
                   (swap-completions future old (remove function old)))))
 
 (defun completion-on (loop future function)
-  "A completion of FUTURE that calls FUNCTION on LOOP. Signal MISUSE unless LOOP is a loop that has
-not stopped."
+  "Return a completion of FUTURE that calls FUNCTION on LOOP. Signal MISUSE if LOOP is not an event
+loop or has stopped."
   (unless (event-loop-p loop) (misuse ":ON of ATTACH is an event loop, not ~S." loop))
   (when (eq :stopped (event-loop-state loop)) (misuse "~A has stopped." loop))
   (lambda (value error)
@@ -218,9 +221,9 @@ not stopped."
       (log-event :warning :completion-not-called :future future :loop loop))))
 
 (define-keyword-function attach (future function &key on)
-  "Call (FUNCTION value error) when FUTURE is settled, at once if it is settled already. ERROR is
-nil; or it is the condition with which FUTURE was rejected, and the value is nil. FUNCTION runs on
-the loop ON if ON is given; if ON has stopped by then, FUNCTION is not called, and the event
+  "Call (FUNCTION value error) when FUTURE is settled, or at once if it is settled already. ERROR is
+nil or, if FUTURE was rejected, its condition; the value is nil then. FUNCTION runs on the loop ON
+if ON is given; if ON has stopped by then, FUNCTION is not called, and the event
 completion-not-called is logged. Without ON, FUNCTION runs on a reserve thread if FUTURE is a call,
 else on the thread that settles FUTURE. Return FUTURE. Signal MISUSE if ON has stopped, or for wrong
 arguments. From any thread."
@@ -235,7 +238,7 @@ arguments. From any thread."
     (add-completion future function)))
 
 (defun sweep-attached (future counts)
-  "Drop those ATTACHED-FUNCTIONs of FUTURE that are no longer needed; their COUNTS are updated."
+  "Drop those ATTACHED-FUNCTIONs of FUTURE that are no longer needed, and update their COUNTS."
   (flet ((left-p (completion)
            (and (attached-function-p completion) (null (attached-function completion)))))
     (loop for old = (future-completions future)
@@ -258,8 +261,8 @@ needed. GIVER has returned FUTURE. From any thread.")
         (when (<= (car counts) (* 2 left)) (sweep-attached future counts))))))
 
 (defun attach-for (giver future function)
-  "ATTACH FUNCTION to FUTURE, which GIVER has returned. Return a function that detaches FUNCTION, by
-LEAVE-FUTURE, so that FUNCTION need not be kept until FUTURE is settled."
+  "ATTACH FUNCTION to FUTURE, which GIVER has returned. Return a function that detaches FUNCTION by
+LEAVE-FUTURE; otherwise FUTURE would keep FUNCTION until it is settled."
   (let* ((function (carried function))
          (completions (future-completions future))
          (other (and (listp completions) (find-if #'attached-function-p completions)))
@@ -303,7 +306,7 @@ time."
 call), or signal its error. Signal AWAIT-TIMEOUT if the wait takes longer than TIMEOUT seconds; nil,
 the default, means no limit. The time-out of a call also ends the wait for the call. AWAIT may be
 called again for the same FUTURE. Signal MISUSE if FUTURE is not a future, and for other wrong
-arguments. From any thread but one that runs a loop."
+arguments. From any thread that does not run a loop."
   (unless (typep timeout '(or null real))
     (misuse ":timeout of AWAIT is a number of seconds or nil, not ~S." timeout))
   (future-values future timeout))
@@ -316,8 +319,9 @@ arguments. From any thread but one that runs a loop."
     (when futures (cancel-each futures))))
 
 (defun add-completions (whole futures functions)
-  "Attach to each of FUTURES the function of FUNCTIONS in the same position; detach them when WHOLE,
-a future, is settled. Otherwise a future that stays unsettled would keep its function."
+  "Attach to each of FUTURES the element of FUNCTIONS in the same position. Detach these functions
+when WHOLE, a future, is settled, because a future that stays unsettled would otherwise keep its
+function."
   (mapc #'add-completion futures functions)
   (flet ((leave (value error)
            (declare (ignore value error))
@@ -357,8 +361,8 @@ returned future cancels all of them. Signal MISUSE if FUTURES is empty. From any
       (add-completions whole futures (make-list (length futures) :initial-element #'settle)))))
 
 (defun settle-by-call (future function)
-  "Settle FUTURE with the values of FUNCTION, with the error signalled in it, or, if a non-local
-exit leaves FUNCTION, with an error that says so."
+  "Call FUNCTION, and settle FUTURE with its values or with the error that it signals. If FUNCTION
+exits non-locally, settle FUTURE with an error that reports this exit."
   (unwind-protect
        (multiple-value-bind (values condition)
            (with-guard (condition)
@@ -380,8 +384,8 @@ rejects the future. Signal MISUSE if LOOP has stopped. From any thread."
 
 (defun call-and-wait (loop function timeout-seconds otherwise)
   "Call FUNCTION, without arguments, on LOOP, at once if this thread may run LOOP. Wait until
-FUNCTION has returned; return its values, or signal the error in it. If LOOP has stopped, call
-OTHERWISE with :stopped instead and return its values; call OTHERWISE with :late after
+FUNCTION has returned; return its values, or signal the error that it signalled. If LOOP has
+stopped, call OTHERWISE with :stopped instead and return its values. Call OTHERWISE with :late after
 TIMEOUT-SECONDS, or if this thread must not wait. From any thread."
   (declare (type function otherwise))
   (let ((future (make-future)))

@@ -15,8 +15,9 @@
 (in-package #:clgrpc.protobuf)
 
 (defun lisp-name (name)
-  "NAME in upper case with hyphens: at each underscore, before a capital that follows a small letter
-or digit, and before the last of several capitals when a small letter follows."
+  "Return NAME in upper case with hyphens. A hyphen replaces each underscore; others are inserted
+before a capital that follows a small letter or digit, and before the last of several capitals when
+a small letter follows."
   (with-output-to-string (out)
     (loop for i from 0 below (length name)
           for char = (char name i)
@@ -37,7 +38,7 @@ or digit, and before the last of several capitals when a small letter follows."
                 while end)))
 
 (defun file-lisp-package (file)
-  "The name of the Lisp package that the declarations of FILE live in."
+  "The name of the Lisp package of the declarations of FILE."
   (let ((package (file-descriptor-package file)))
     (dotted-lisp-name (if (string= "" package) (bare-name (descriptor-name file)) package))))
 
@@ -78,8 +79,8 @@ keywords."
     (unless (eq package (symbol-package symbol)) (return t))))
 
 (defun ensure-package (name &optional (exports '()))
-  "Make sure the package NAME exists and exports the symbols named EXPORTS. Return it. Signal MISUSE
-if a package of that name exists that must not get them."
+  "Make sure that the package NAME exists and exports the symbols named EXPORTS, and return the
+package. Signal MISUSE if a package of that name exists but must not export these symbols."
   (let ((package (or (find-package name) (make-package name :use '()))))
     (when (or (package-use-list package)
               (sb-ext:package-locked-p package)
@@ -99,8 +100,8 @@ if a package of that name exists that must not get them."
          (string/= (descriptor-name home) (descriptor-name file)))))
 
 (defun distinct-symbol (name package descriptor file taken)
-  "A symbol in PACKAGE for DESCRIPTOR of FILE, called NAME, or NAME followed by a number. The
-symbol names nothing else and is not among TAKEN, a table to which it is added."
+  "Return a symbol in PACKAGE for DESCRIPTOR of FILE, called NAME, or NAME followed by a number. The
+symbol names nothing else. It is not in TAKEN, a table, and is added to TAKEN."
   (loop for i from 1
         for symbol = (intern (if (= i 1) name (format nil "~A-~D" name i)) package)
         unless (or (gethash symbol taken) (names-another-p symbol descriptor file))
@@ -108,8 +109,8 @@ symbol names nothing else and is not among TAKEN, a table to which it is added."
              (return symbol)))
 
 (defun assign-symbols (files)
-  "Assign a symbol to every type, service and method of FILES, in packages that this makes. Return
-FILES."
+  "Assign a symbol to every type, service and method of FILES. Make the packages of these symbols.
+Return FILES."
   (let ((taken (make-hash-table :test 'eq)))
     (dolist (file files files)
       (let ((package (ensure-package (file-lisp-package file))))
@@ -132,5 +133,6 @@ FILES."
             (distinct-symbol (lisp-name (descriptor-name method)) package method file taken)))))
 
 (defun public-name (control symbol &rest arguments)
-  "The symbol in the package of SYMBOL whose name CONTROL makes of SYMBOL and ARGUMENTS."
+  "Return the symbol in the package of SYMBOL whose name is made by formatting CONTROL with SYMBOL
+and ARGUMENTS."
   (intern (apply #'format nil control symbol arguments) (symbol-package symbol)))

@@ -20,7 +20,8 @@ field's full name; EXPECTED-TYPE and DATUM are those of TYPE-ERROR."))
   field-type-error-field "The full name of the field that cannot hold the value, as text.")
 
 (defun maker-hint (symbol)
-  "The function that makes a value of the well-known type SYMBOL, for an error text, or nil."
+  "Return a part of an error text, with the name of the function that makes a value of the
+well-known type SYMBOL, or nil for other types."
   (let ((name (symbol-name symbol)))
     (when (string= "GOOGLE.PROTOBUF" (package-name (symbol-package symbol)))
       (cond ((string= "TIMESTAMP" name) "UNIX-TIME-TIMESTAMP or UNIVERSAL-TIME-TIMESTAMP makes one")
@@ -74,8 +75,8 @@ the error."))
              (format stream "~:[A message~;~:*~A~] lacks the required field ~A."
                      (protobuf-error-type condition) (required-field-missing-path condition))))
   (:documentation "A message that was read or was about to be written lacks a field that its type
-requires. PATH is the field: \"parts[2].size\". With :PARTIAL true required fields are not
-checked."))
+requires. PATH is the path to the field, such as \"parts[2].size\". With :PARTIAL true required
+fields are not checked."))
 
 (document-functions
   required-field-missing-path "The path from the message to the field that it lacks, as text.")
@@ -96,8 +97,8 @@ checked."))
                      (string= "" (message-text-error-path condition))
                      (message-text-error-path condition)
                      (protobuf-error-text condition))))
-  (:documentation "A text is not a message in JSON or text format. LINE and COLUMN are the place,
-PATH the field."))
+  (:documentation "A text is not a message in JSON or text format. LINE and COLUMN are the place of
+the error; PATH is the field."))
 
 (document-functions
   message-text-error-format ":json or :text, the format of the input."
@@ -120,7 +121,7 @@ an Any of an unknown type in JSON."))
   message-print-error-format ":json or :text, the format of the output.")
 
 (defconstant +most-shown+ 20
-  "The most errors of one file in the text of a PROTO-SYNTAX-ERROR.")
+  "The maximum number of errors of one file in the text of a PROTO-SYNTAX-ERROR.")
 
 (define-condition proto-syntax-error (clgrpc-error)
   ((file :initarg :file :reader proto-syntax-error-file) ; the file's name as imports write it

@@ -12,7 +12,7 @@ not answer."
   '(member :found :no-such-name :no-data :refused :server-failed :unreachable :no-answer))
 
 (defconstant +most-aliases+ 16
-  "The most aliases in a row that are followed.")
+  "The maximum number of aliases in a row that are followed.")
 
 (defun records-at (message name type)
   "The data of the records of TYPE in MESSAGE for NAME, or for the name of which NAME is an alias."
@@ -29,9 +29,9 @@ not answer."
             finally (return found)))))
 
 (defun message-outcome (message name type)
-  "The OUTCOME of MESSAGE, the answer to a question for the records of TYPE of NAME, octets. The
-second value is the data of the records, in their order, or else the reason of the failure, as
-text."
+  "Return the OUTCOME of MESSAGE, the answer to a question for the records of TYPE of NAME, octets.
+The second value is a list of the data of the records, in their order, or, if none were found, the
+reason as text."
   (let ((text (name-text name))
         (code (message-code message)))
     (case code

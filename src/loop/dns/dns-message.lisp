@@ -12,7 +12,7 @@
 (in-package #:clgrpc.dns)
 
 (defconstant +a+ 1 "The type of a record with an IPv4 address.")
-(defconstant +cname+ 5 "The type of a record of an alias: its data are the canonical name.")
+(defconstant +cname+ 5 "The type of an alias record, whose data are the canonical name.")
 (defconstant +txt+ 16 "The type of a record with texts.")
 (defconstant +aaaa+ 28 "The type of a record with an IPv6 address (RFC 3596).")
 (defconstant +opt+ 41 "The type of the record that extends a message (RFC 6891).")
@@ -20,7 +20,8 @@
 
 (defconstant +header-octets+ 12)
 (defconstant +payload-octets+ 1232
-  "The longest answer over UDP, in octets: such an answer fits into one packet of any network.")
+  "The maximum length of an answer over UDP, in octets. An answer of this length fits into one
+packet of any network.")
 
 (defstruct (question (:copier nil))
   "The question of a message."
@@ -53,7 +54,7 @@
   message-response-p "True if MESSAGE is an answer."
   message-truncated-p "True if the answer is too long for UDP. Then MESSAGE has no records."
   message-code "The result of the query (RCODE): 0 for success, 3 if there is no such name."
-  message-question "The question of MESSAGE, or nil if it has none or several."
+  message-question "The question of MESSAGE, or nil if it has no question or several."
   message-records "The records of MESSAGE's section of answers, a list.")
 
 (define-printer (record record)
@@ -93,7 +94,7 @@ query allows answers of more than 512 octets; very old servers do not understand
       (bad-message (min at end) "it ends too soon")))
 
 (defun read-question (octets at end)
-  "The question at AT, and the position after it."
+  "Return two values: the question at AT, and the position after it."
   (multiple-value-bind (name at) (read-name octets at end)
     (values (make-question :name name :type (read-u16 octets at end)
                            :class (read-u16 octets (+ at 2) end))
@@ -135,8 +136,8 @@ end of its data. Return the value of FUNCTION, and the end of the record."
               data-end))))
 
 (defun read-answers (octets at end count)
-  "Two values: the COUNT records at AT, without those of other classes, and the position after
-them."
+  "Return two values: a list of the COUNT records at AT, without records of classes other than IN,
+and the position after all records."
   (values (loop repeat count
                 for record = (multiple-value-bind (record next)
                                  (read-record octets at end
@@ -152,7 +153,8 @@ them."
           at))
 
 (defun read-upper-code (octets at end count)
-  "The upper bits of the code, from an OPT among COUNT records at AT; 0 without an OPT."
+  "Return the upper bits of the code, which are in the OPT record among the COUNT records at AT.
+Return 0 if they have no OPT record."
   (let ((upper 0))
     (loop repeat count
           do (setf at (nth-value 1 (read-record octets at end
@@ -163,8 +165,9 @@ them."
     upper))
 
 (defun read-sections (octets at end)
-  "The records of the answers at AT, and the upper bits of the code. A record has 11 octets or more,
-so a count that is too large for the message is rejected before any record is read."
+  "Return two values: the records of the answers at AT, and the upper bits of the code. A record has
+11 octets or more, so a count that is too large for the message is rejected before any record is
+read."
   (let ((answers (u16be octets 6))
         (others (+ (u16be octets 8) (u16be octets 10))))
     (when (< (- end at) (* 11 (+ answers others)))
@@ -173,8 +176,8 @@ so a count that is too large for the message is rejected before any record is re
       (values records (read-upper-code octets at end others)))))
 
 (defun parse-message (octets start end)
-  "The message in OCTETS from START to END. Signal MALFORMED-MESSAGE if the octets are no message.
-From any thread."
+  "The message in OCTETS from START to END. Signal MALFORMED-MESSAGE if the octets are not a
+message. From any thread."
   (declare (type octets octets) (type index start end))
   ;; pointers count from the beginning of the message
   (let* ((octets (subseq octets start end))

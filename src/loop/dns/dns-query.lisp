@@ -11,8 +11,8 @@
 (in-package #:clgrpc.dns)
 
 (defconstant +tries+ 3
-  "How often a query is sent; if there are more servers than this number, it is sent once to each
-server.")
+  "The number of times that a query is sent. If there are more servers than this number, the query
+is sent once to each server.")
 
 (defstruct (query (:constructor %make-query) (:copier nil))
   "A question under way."
@@ -41,10 +41,10 @@ server.")
   "~A ~A" (name-text (query-name query)) (type-text (query-type query)))
 
 (defun ask (loop servers name type timeout-ns function)
-  "Ask SERVERS, addresses in the kernel's form, for the records of TYPE of NAME, octets. At the end
-\(FUNCTION outcome data) is called on LOOP, within TIMEOUT-NS nanoseconds and exactly once, with an
-OUTCOME and either the data of the records, in the answer's order, or the reason of the failure, as
-text. Call ASK on LOOP; FUNCTION may be called before ASK returns. Return the query, see GIVE-UP."
+  "Ask SERVERS, addresses in the kernel's form, for the records of TYPE of NAME, octets. FUNCTION is
+called on LOOP exactly once, within TIMEOUT-NS nanoseconds. Its arguments are an OUTCOME and either
+the data of the records, in the answer's order, or the reason of the failure, as text. Call ASK on
+LOOP; FUNCTION may be called before ASK returns. Return the query, for use with GIVE-UP."
   (let ((query (%make-query :loop loop :servers servers :name name :type type :function function
                             :tries (min 64 (max +tries+ (length servers)))
                             :end-ns (+ (loop:event-loop-now loop) timeout-ns)
@@ -55,8 +55,8 @@ text. Call ASK on LOOP; FUNCTION may be called before ASK returns. Return the qu
     query))
 
 (defun give-up (query timeout-ns)
-  "Limit the rest of QUERY to TIMEOUT-NS nanoseconds; after that its outcome is :no-answer. On its
-loop."
+  "Limit the rest of QUERY to TIMEOUT-NS nanoseconds; after this time its outcome is :no-answer.
+Call this on the loop of QUERY."
   (unless (query-done query)
     (setf (query-tries query) 0)
     (set-limit query timeout-ns)))
@@ -74,7 +74,7 @@ less."
   (- (query-end-ns query) (loop:event-loop-now (query-loop query))))
 
 (defun leave-try (query)
-  "End the present try: no further answer to it is expected."
+  "End the present try of QUERY; no further answer to that try is expected."
   (let ((udp-socket (shiftf (query-udp-socket query) nil))
         (connection (shiftf (query-connection query) nil)))
     (incf (query-attempt query))
@@ -92,14 +92,15 @@ less."
       (funcall (query-function query) outcome data))))
 
 (defun try-failed (query outcome text)
-  "Handle OUTCOME and TEXT, the result of the failed try under way. Make another try, if one
-remains."
+  "Handle OUTCOME and TEXT, the result of the present try, which has failed. Make another try, if
+any remain."
   (setf (query-outcome query) outcome
         (query-text query) text)
   (next-try query))
 
 (defun server-failed (query outcome text)
-  "As TRY-FAILED, for a server that has answered: the only server of QUERY is not asked again."
+  "Do what TRY-FAILED does, for a server that has answered. If QUERY has only this server, do not
+ask it again."
   (when (null (rest (query-servers query))) (setf (query-tries query) 0))
   (try-failed query outcome text))
 
@@ -146,8 +147,8 @@ remains."
 ;;; Answers
 
 (defun answers-query-p (query message)
-  "True if MESSAGE answers QUERY. A server that does not understand a query does not repeat the
-question."
+  "True if MESSAGE answers QUERY. A message without a question may answer it too, because a server
+that does not understand a query does not repeat the question."
   (let ((question (message-question message)))
     (and (message-response-p message)
          (= (query-id query) (message-id message))
@@ -214,8 +215,8 @@ sent them."
   "The handler of connections to servers.")
 
 (defun ask-over-tcp (query)
-  "Ask the server of QUERY over TCP, which allows an answer of any length; the limit is all the time
-that QUERY has left."
+  "Ask the server of QUERY over TCP, which allows an answer of any length. The time limit is the
+time that QUERY has left."
   (leave-try query)
   (set-limit query (time-left query))
   (let ((attempt (query-attempt query)))

@@ -8,23 +8,24 @@
 (in-package #:clgrpc.dns)
 
 (defconstant +grace-ns+ +ns-per-second+
-  "The time to wait for the addresses of the other family.")
+  "The time in nanoseconds for which the addresses of one family wait for those of the other
+family.")
 
 (defun octets-address (octets port)
-  "The address in the kernel's form for OCTETS, 4 or 16 of them, and PORT."
+  "Return the address in the kernel's form for OCTETS, 4 or 16, and PORT."
   (let* ((inet6 (= 16 (length octets)))
          (address (os:make-address (if inet6 "::" "0.0.0.0") port)))
     (replace address octets :start1 (if inet6 8 4))))
 
 (defun order-families (loop inet inet6)
-  "The addresses INET and INET6, in the order to try them."
+  "Return the addresses INET and INET6, in the order in which to try them."
   (if (and inet6 (loop:route-p loop (first inet6)))
       (append inet6 inet)
       (append inet inet6)))
 
 (defun worse (one other)
-  "Return ONE or OTHER, two answers without addresses, the one that explains the failure better; an
-answer is a list of outcome and text. An unknown answer has priority over :no-such-name, and
+  "ONE and OTHER are answers without addresses, each a list of outcome and text. Return the answer
+that explains the failure better: an unknown answer has priority over :no-such-name, and
 :no-such-name over :no-data."
   (flet ((rank (answer)
            (or (position (first answer) '(:no-data :no-such-name)) 2)))
@@ -33,7 +34,7 @@ answer is a list of outcome and text. An unknown answer has priority over :no-su
 (defun lookup-host (loop servers name port timeout-ns function)
   "Ask SERVERS, addresses in the kernel's form, for the addresses of NAME, octets, each with PORT,
 within TIMEOUT-NS nanoseconds. Then (FUNCTION addresses outcome failure) is called on LOOP, exactly
-once. OUTCOME is :found, or there are no addresses and FAILURE is the reason, as text. Call
+once. If addresses were found, OUTCOME is :found; otherwise FAILURE is the reason, as text. Call
 LOOKUP-HOST on LOOP; FUNCTION may be called before LOOKUP-HOST returns."
   (declare (type function function))
   (let ((answers '()) (queries '()))    ; alists by type

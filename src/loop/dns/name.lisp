@@ -29,12 +29,12 @@ PARSE-MESSAGE.")
   (error 'malformed-message :position position :text (format nil "~?" control arguments)))
 
 (defconstant +longest-name+ 255
-  "The most octets of a name (RFC 1035 section 2.3.4).")
+  "The maximum length of a name in octets (RFC 1035 section 2.3.4).")
 (defconstant +longest-label+ 63
-  "The most octets of a label (RFC 1035 section 2.3.4).")
+  "The maximum length of a label in octets (RFC 1035 section 2.3.4).")
 
 (defconstant +most-pointers+ 127
-  "The most pointers of a name, since a name has no more labels than this.")
+  "The maximum number of pointers in a name. A name cannot have more labels than this.")
 
 (defun name-octets (text)
   "The name for TEXT, such as \"example.org\" or \"example.org.\". Signal MISUSE if TEXT is not a
@@ -55,7 +55,8 @@ name: each label must have 1 to 63 characters of ASCII, without spaces."
     (subseq (buffer-octets name) (buffer-start name) (buffer-end name))))
 
 (defun name-text (name)
-  "NAME as text, for people: octets outside ASCII, and spaces and dots within a label, are escaped."
+  "Return NAME as text for people. Octets outside ASCII, and spaces and dots within a label, are
+escaped."
   (declare (type octets name))
   (with-output-to-string (text)
     (loop with at = 0
@@ -69,8 +70,8 @@ name: each label must have 1 to 63 characters of ASCII, without spaces."
              (incf at (1+ length)))))
 
 (defun read-name (octets start end)
-  "The name that begins at START in OCTETS, a message that ends at END, and its end. Signal
-MALFORMED-MESSAGE if no name is there."
+  "Return two values: the name that begins at START in OCTETS, a message that ends at END, and the
+position after the name. Signal MALFORMED-MESSAGE if START is not the beginning of a name."
   (declare (type octets octets) (type index start end))
   (let ((name (make-octets +longest-name+))
         (fill 0)

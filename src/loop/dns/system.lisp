@@ -5,11 +5,13 @@
 
 (defconstant +dns-port+ 53)
 (defconstant +most-servers+ 3
-  "The most DNS servers that are used: as many as the C library's resolver uses (MAXNS).")
+  "The maximum number of DNS servers that are used. It equals that of the C library's resolver
+(MAXNS).")
 
 (defun parse-servers (text)
-  "The addresses, in the kernel's form, from the lines \"nameserver ADDRESS\" of TEXT, the text of a
-resolv.conf; if TEXT has no such line, the address of a server on this machine."
+  "Return a list of the addresses, in the kernel's form, in the lines \"nameserver ADDRESS\" of
+TEXT, the text of a resolv.conf. If TEXT has no such line, the list has the address of a server on
+this machine."
   (let ((servers (loop for line in (uiop:split-string text :separator '(#\Newline))
                        for (word host) = (remove "" (uiop:split-string
                                                      line :separator '(#\Space #\Tab #\Return))

@@ -13,9 +13,9 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +wants-read+ -10001
-  "The result of an operation that is possible once the descriptor can be read.")
+  "The result of an operation that will be possible when the descriptor can be read.")
 (defconstant +wants-write+ -10002
-  "The result of an operation that is possible once the descriptor can be written.")
+  "The result of an operation that will be possible when the descriptor can be written.")
 (defconstant +broken+ -10003
   "The result of an operation that will never be possible again; the byte channel's FAILURE has the
 reason.")
@@ -32,7 +32,7 @@ reason.")
 
 (defstruct (byte-channel (:constructor make-byte-channel (kind descriptor peer &optional state))
                          (:copier nil))
-  "The channel by which a connection reads and writes octets."
+  "A channel through which a connection reads and writes octets."
   (kind nil :type byte-channel-kind :read-only t) ; the functions of the channel's kind
   (descriptor -1 :type fixnum)          ; the channel's number in the poller; -1 once closed
   (peer "" :type string :read-only t)   ; the peer's address, as text
@@ -51,11 +51,11 @@ reason.")
   byte-channel-descriptor "The descriptor of BYTE-CHANNEL, as the poller knows it; -1 once
   BYTE-CHANNEL is closed."
   byte-channel-peer "The address of the other end, as text."
-  byte-channel-state "The datum of the kind's functions."
-  byte-channel-more "True if the last read gave fewer octets than there was room for, or none, and
-more can be read now. SETFable by the kind's functions."
+  byte-channel-state "An object that belongs to the kind's functions."
+  byte-channel-more "True if more octets can be read now although the last read returned fewer
+octets than requested. Only the kind's functions may use SETF."
   byte-channel-failure "The error that BYTE-CHANNEL has detected itself and that has made it
-  unusable, as text; or NIL. SETFable by the kind's functions.")
+unusable, as text; or NIL. Only the kind's functions may use SETF.")
 
 (defmethod print-object ((kind byte-channel-kind) stream)
   (print-unreadable-object (kind stream :type t)
@@ -80,7 +80,8 @@ more can be read now. SETFable by the kind's functions."
     (the (values fixnum &optional) (funcall function byte-channel octets start end))))
 
 (defun shut-byte-channel-down (byte-channel)
-  "Shut down the output: the peer gets no more octets, but its own octets can still be read."
+  "Shut down the output of BYTE-CHANNEL. The peer gets no more octets, but its own octets can still
+be read."
   (funcall (byte-channel-kind-shutdown (byte-channel-kind byte-channel)) byte-channel))
 
 ;;; TCP

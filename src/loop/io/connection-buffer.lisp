@@ -7,12 +7,12 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +buffer-octets+ 4096
-  "The octets of a new buffer.")
+  "The size in octets of a new buffer.")
 (defconstant +pooled-buffer-octets+ 524288
-  "The most octets of a buffer that is kept for another connection. Buffers of connections with long
-messages grow to half of this size.")
+  "The maximum size in octets of a buffer that is kept for another connection. Buffers of
+connections with long messages grow to half of this size.")
 (defconstant +pool-octets+ 4194304
-  "The most octets that a loop keeps in unused buffers.")
+  "The maximum number of octets that a loop keeps in unused buffers.")
 
 (define-hot borrow-buffer ((loop event-loop)) buffer
   (let ((count (event-loop-pool-count loop)))
@@ -45,8 +45,8 @@ messages grow to half of this size.")
         buffer)))
 
 (define-hot release-output ((connection connection)) null
-  "Release the buffer of CONNECTION: all output was sent, and the owner has finished with the
-buffer."
+  "Release the buffer of CONNECTION. All output must have been sent, and the owner must have
+finished with the buffer."
   (let ((buffer (connection-buffer connection)))
     (when buffer
       (setf (connection-buffer connection) nil)
@@ -72,7 +72,7 @@ buffer."
       (charge-own account (- kept (shiftf (connection-kept connection) kept))))))
 
 (define-hot (keeps-input-p :inline t) ((connection connection)) boolean
-  "True if CONNECTION may keep input, or is charged with memory. A TLS session may keep some."
+  "True if CONNECTION may keep input, or is charged with memory. A TLS session may keep input."
   (or (and (connection-leftover connection) t)
       (plusp (connection-kept connection))
       (typep (byte-channel-state (connection-byte-channel connection)) 'tls)))

@@ -14,18 +14,18 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +linger-ns+ (* 2 +ns-per-second+)
-  "How long we wait for the peer of a connection that we close: first while the peer takes none of
-the output, and then until the peer closes its side. This is long enough for a slow line, and short
-enough that connections to dead peers do not pile up.")
+  "The time in nanoseconds that we wait for the peer of a connection that we close: first while the
+peer accepts none of the output, and then again until the peer closes its side. This is long enough
+for a slow line, and short enough that connections to dead peers do not pile up.")
 
 (defconstant +most-lingering+ 1024
-  "How many connections of a loop may linger at once, so that rejected peers cannot make the loop
-hold unlimited descriptors. When descriptors run out, no connection may linger.")
+  "The maximum number of connections of a loop that may linger at once. It stops rejected peers from
+making the loop hold unlimited descriptors. When descriptors run out, no connection may linger.")
 
 (defconstant +most-discarded-octets+ 33554432
-  "How many octets a connection that is being closed reads and drops, so that a peer that sends long
-messages before it reads gets our answer. Further octets stay in the kernel, which slows the peer
-down, until the peer has ended its side, or the connection has lingered.")
+  "The maximum number of octets that a connection reads and drops while it is being closed, so that
+a peer that sends long messages before it reads gets our answer. Further octets stay in the kernel,
+which slows the peer down, until the peer has ended its side, or the connection has lingered.")
 
 (defun abort-connection (connection reason)
   "Close CONNECTION at the end of the turn, and drop its unsent output."
@@ -38,7 +38,7 @@ down, until the peer has ended its side, or the connection has lingered.")
   nil)
 
 (defun close-connection (connection &key abort)
-  "Close CONNECTION at the end of the turn: send its output first, or with ABORT drop it. If the
+  "Close CONNECTION at the end of the turn. Send its output first or, with ABORT, drop it. If the
 peer takes no output for +LINGER-NS+, the rest is dropped. Once CONNECTION is closed, the handler's
 CLOSED is called with NIL or, if a write has failed before, with the reason of the failure. Closing
 a closed connection does nothing, except with ABORT. On the loop."
@@ -74,7 +74,7 @@ first."
     (bound-lingering loop +most-lingering+)))
 
 (defun end-linger (connection)
-  "Stop the lingering of CONNECTION, if it lingers, since it is about to be closed."
+  "Stop the lingering of CONNECTION, if it lingers. CONNECTION is about to be closed."
   (when (eq :lingering (connection-state connection))
     (let ((loop (connection-loop connection)))
       (remove-from-fifo connection (event-loop-lingerers loop)) ; +MOST-LINGERING+ at most
@@ -141,8 +141,8 @@ the output, or closes its side. On the loop."
     (some #'closing-p (event-loop-sources loop))))
 
 (defun close-unowned (loop byte-channel reason)
-  "Close BYTE-CHANNEL, whose new owner has failed, perhaps after it made BYTE-CHANNEL a connection
-on LOOP."
+  "Close BYTE-CHANNEL, whose new owner has failed. The owner may have made a connection on LOOP from
+BYTE-CHANNEL before."
   (let ((connection (find-if (lambda (source)
                                (and (typep source 'connection)
                                     (eq byte-channel (connection-byte-channel source))))

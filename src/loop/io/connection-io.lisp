@@ -14,25 +14,28 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +read-octets+ 131072
-  "The octets that one read requests. With half of this number, a long message takes a fifth more
-time: each read costs a turn of the loop, and leaves half a frame, which is copied twice.")
+  "The number of octets that one read requests. With half of this number, a long message takes a
+fifth more time, because each read costs a turn of the loop, and leaves half a frame, which is
+copied twice.")
 (defconstant +copied-leftover-octets+ 32768
-  "The most octets of a leftover that is copied in front of the next octets. The octets that follow
-a longer leftover are read into the leftover's buffer.")
+  "The maximum length in octets of a leftover that is copied in front of the next octets. The octets
+that follow a longer leftover are read into the leftover's buffer.")
 (defconstant +flush-octets+ 65536
-  "Output of this many octets is sent before the turn ends.")
+  "If the output of a connection has this number of octets, it is sent before the turn ends.")
 (defconstant +fill-rounds+ 8
-  "The number of times that FILL may add output in one flush; then other connections are flushed.")
+  "The maximum number of times that FILL may add output in one flush, before other connections are
+flushed.")
 
 ;;; Making
 
 (defun make-connection (loop byte-channel handler &key user account
                                                 (max-unsent-octets (options-max-unsent-octets
                                                                     **default-options**)))
-  "Return a connection on LOOP that owns BYTE-CHANNEL, a connected one, and calls the functions of
-HANDLER. USER is the owner's own datum. ACCOUNT, if given, is charged with the memory that the
-connection keeps. While more than MAX-UNSENT-OCTETS of its output are unsent, the connection is not
-read. On the loop. If BYTE-CHANNEL cannot be watched, close it and signal SOCKET-ERROR."
+  "Return a connection on LOOP that owns BYTE-CHANNEL, which must be connected, and calls the
+functions of HANDLER. USER is an object that belongs to the owner. ACCOUNT, if given, is charged
+with the memory that the connection keeps. While more than MAX-UNSENT-OCTETS of its output are
+unsent, the connection is not read. If BYTE-CHANNEL cannot be watched, close it and signal
+SOCKET-ERROR. Call this on LOOP."
   (declare (type event-loop loop) (type byte-channel byte-channel) (type handler handler))
   (let* ((connection (%make-connection :loop loop :byte-channel byte-channel :handler handler
                                        :user user
@@ -64,9 +67,9 @@ SECONDS. Some networks have no such limit."
       (t (discard-buffer loop)))))
 
 (define-hot (connection-output :inline t) ((connection connection)) buffer
-  "The buffer to append CONNECTION's output to; it will be flushed when the turn ends. The buffer is
-valid until the handler's FILL or CLOSED is called. Output appended after the connection is closed
-is lost. On the loop."
+  "Return the buffer to which CONNECTION's output must be appended. It is flushed when the turn
+ends. The buffer is valid until the handler's FILL or CLOSED is called. Output appended after the
+connection is closed is lost. On the loop."
   (let ((buffer (connection-buffer connection)))
     (if (and buffer (connection-dirty connection))
         buffer
@@ -120,9 +123,10 @@ approximate."
              :failed))))
 
 (defun end-output (connection result)
-  "Drop the output of CONNECTION, since a write has failed with RESULT. If the handler of CONNECTION
-has a function BROKEN, abort CONNECTION once it is read to the end, or after +LINGER-NS+; else at
-once. A byte channel that is broken itself, such as by a wrong record of TLS, is not read further."
+  "Drop the output of CONNECTION, because a write has failed with RESULT. If the handler of
+CONNECTION has a function BROKEN, abort CONNECTION when it has been read to the end, or after
++LINGER-NS+; otherwise abort it at once. A byte channel that is broken itself, such as by a wrong
+record of TLS, is not read any more."
   (let ((broken (handler-broken (connection-handler connection))))
     (cond ((or (null broken)
                (= result +broken+)
@@ -142,15 +146,15 @@ once. A byte channel that is broken itself, such as by a wrong record of TLS, is
   nil)
 
 (defun failure-reason (connection result)
-  "The reason of a failed read or write that returned RESULT: a condition, or a text of the byte
-channel's."
+  "Return the reason of a failed read or write that returned RESULT: a condition, or a text of the
+byte channel."
   (if (= result +broken+)
       (byte-channel-failure (connection-byte-channel connection))
       (errno-condition result "continue the connection to" (connection-peer connection))))
 
 (define-hot send-output ((connection connection)) boolean
-  "Send the output while the peer accepts it and the handler's FILL adds more. Return true if more
-may come."
+  "Send the output while the peer accepts it and the handler's FILL adds more. Return true if FILL
+may add more."
   (let ((fill (handler-fill (connection-handler connection))))
     (prog1 (dotimes (round +fill-rounds+ t)
              (let ((before (connection-unsent connection)))
@@ -179,8 +183,8 @@ may come."
   nil)
 
 (define-hot flush-connection ((connection connection)) boolean
-  "Send CONNECTION's output now instead of at the end of the turn; octets that the peer does not
-take remain. Return true if the owner may have more to send at the end of the turn. The handler's
+  "Send CONNECTION's output now instead of at the end of the turn; octets that the kernel does not
+accept remain. Return true if the owner may have more to send at the end of the turn. The handler's
 FILL must not call this. On the loop."
   (and (member (connection-state connection) '(:open :closing))
        (not (connection-blocked connection))
@@ -248,7 +252,8 @@ flush phase."
   nil)
 
 (define-hot take-input ((connection connection) (result fixnum) (room index)) boolean
-  "Handle RESULT, of a read with room for ROOM octets. Return true if octets were received."
+  "Handle RESULT, which a read with room for ROOM octets returned. Return true if octets were
+received."
   (trace-event :tcp :octets-read :peer (connection-peer connection) :result result)
   (cond ((plusp result)
          (incf (event-loop-octets-received (connection-loop connection)) result)
@@ -272,7 +277,8 @@ flush phase."
         (t (abort-connection connection (failure-reason connection result)) nil)))
 
 (defun end-broken (connection result)
-  "Handle RESULT, without octets, of a read of broken CONNECTION: abort it unless more can be read."
+  "Handle RESULT, which a read of CONNECTION returned without octets. CONNECTION is broken: abort it
+unless more can be read."
   (cond ((= result +broken+)            ; it may have read the reason
          (abort-connection connection (or (failure-reason connection result)
                                           (connection-reason connection))))
@@ -299,7 +305,7 @@ flush phase."
     nil))
 
 (define-hot read-behind-leftover ((connection connection) (leftover buffer)) null
-  "Read into the buffer of LEFTOVER, a long one, and pass all its octets to the owner."
+  "Read into the buffer of LEFTOVER, which is long, and pass all its octets to the owner."
   (let* ((octets (ensure-buffer-room leftover +read-octets+))
          (end (buffer-end leftover))
          (result (byte-channel-read (connection-byte-channel connection) octets end
@@ -320,7 +326,7 @@ flush phase."
     nil))
 
 (define-hot go-on-with-leftover ((connection connection) (leftover buffer)) null
-  "Give the owner of CONNECTION the octets LEFTOVER, which the owner has postponed, and read
+  "Pass LEFTOVER, octets that the owner of CONNECTION has postponed, to the owner, and read
 nothing."
   (setf (buffer-start leftover)
         (call-input connection (buffer-octets leftover) (buffer-start leftover)
@@ -346,7 +352,7 @@ other function has added any."
   (= (connection-unsent connection) (connection-read-unsent connection)))
 
 (define-hot read-connection ((connection connection)) null
-  "Read CONNECTION once; schedule another read in the next turn if there may be more."
+  "Read CONNECTION once; schedule another read in the next turn if more octets may be readable."
   (let ((answers-nothing (answers-nothing-p connection)))
     (case (connection-state connection)
       (:open
@@ -431,7 +437,7 @@ handshake whose octets arrived in an earlier turn; then no further event would c
   nil)
 
 (defun connection-blocked-p (connection)
-  "True if CONNECTION's peer has not taken all of the last write. On the loop."
+  "True if the kernel has not accepted all of the last write to CONNECTION. On the loop."
   (connection-blocked connection))
 
 (defun connection-stopped-p (connection)
@@ -439,8 +445,8 @@ handshake whose octets arrived in an earlier turn; then no further event would c
   (connection-stopped connection))
 
 (defun start-reading (connection)
-  "Undo STOP-READING. The owner again gets the octets that it has not consumed, before the next
-octets. On the loop."
+  "Undo STOP-READING. The owner first gets the octets that it has not consumed, and then new octets.
+On the loop."
   (setf (connection-stopped connection) nil)
   (read-soon connection)
   nil)

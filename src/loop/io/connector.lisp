@@ -108,11 +108,12 @@ Signal MISUSE if TARGET is not a target, or LOOP has stopped. From any thread."
       (try-next-address connector))))
 
 (defun due-from-now (connector)
-  "The time at which a step that begins now and may take all of CONNECTOR's time must have ended."
+  "Return the time by which a step that begins now must have ended, if it may take all of
+CONNECTOR's time."
   (time-after (connector-timeout-ns connector) (event-loop-now (connector-loop connector))))
 
 (defun connecting-end-ns (connector)
-  "The time at which an attempt of CONNECTOR that begins now must have ended."
+  "Return the time by which an attempt of CONNECTOR that begins now must have ended."
   (if (connector-each connector) (due-from-now connector) (connector-end-ns connector)))
 
 (defun tell-progress (connector event &rest plist)
@@ -202,7 +203,7 @@ the failure."
 ;;; Candidates
 
 (defun add-candidate (connector byte-channel due-ns)
-  "Pass BYTE-CHANNEL, a connected one with the time limit DUE-NS, to the owner of CONNECTOR."
+  "Pass BYTE-CHANNEL, which is connected and has the time limit DUE-NS, to the owner of CONNECTOR."
   (push (cons (byte-channel-peer byte-channel) due-ns) (connector-candidates connector))
   (let ((failure (nth-value 1 (guarding (:connect-function-error :connector connector)
                                 (funcall (connector-on-candidate connector) byte-channel)))))

@@ -6,11 +6,10 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +datagram-octets+ 4096
-  "The longest datagram that is received completely; of a longer datagram only these octets are
-received.")
+  "The maximum length in octets of a received datagram. The rest of a longer datagram is lost.")
 (defconstant +most-datagrams+ 64
-  "The most datagrams accepted from a peer; one more ends the UDP socket, which expects only a
-few.")
+  "The maximum number of datagrams that a UDP socket accepts from its peer. It expects only a few,
+and fails if more arrive.")
 
 (defstruct (udp-socket (:include source) (:constructor %make-udp-socket) (:copier nil))
   "Datagrams to a peer and back; see OPEN-UDP-SOCKET."
@@ -32,10 +31,11 @@ few.")
   (event-loop-network (udp-socket-loop udp-socket)))
 
 (defun open-udp-socket (loop address on-datagram on-failure)
-  "Return a UDP socket for datagrams to and from ADDRESS, the kernel's, or nil and the reason of the
-failure, as text. (ON-DATAGRAM octets end) is called with each datagram from ADDRESS: the octets
-before END of the vector OCTETS, valid until ON-DATAGRAM returns. (ON-FAILURE text) is called if no
-process listens there or LOOP stops; then the UDP socket is closed. All on LOOP."
+  "Return a UDP socket for datagrams to and from ADDRESS, an address in the kernel's form, or nil
+and the reason of the failure, as text. (ON-DATAGRAM octets end) is called with each datagram from
+ADDRESS: the octets before END of the vector OCTETS, valid until ON-DATAGRAM returns. (ON-FAILURE
+text) is called if no process listens at ADDRESS or LOOP stops; then the UDP socket is closed. Both
+functions are called on LOOP; call this function on LOOP too."
   (let* ((network (event-loop-network loop))
          (socket (funcall (network-open-datagram network) (os:address-family address)))
          (udp-socket (%make-udp-socket :loop loop :socket socket :peer (os:address-text address)

@@ -40,7 +40,7 @@
       (setf (record-scan-encrypted record-scan) t))))
 
 (defun take-message-octet (record-scan octet)
-  "Examine OCTET, the next octet of a message or its header."
+  "Examine OCTET, the next octet of a message or of a message's header."
   (if (plusp (record-scan-message-left record-scan))
       (decf (record-scan-message-left record-scan))
       (progn
@@ -52,8 +52,9 @@
                 (ldb (byte 24 0) (record-scan-length record-scan)))))))
 
 (defun short-messages-p (record-scan octets end most version)
-  "True unless a message of more than MOST octets begins in OCTETS, the next ones from a client,
-before END. VERSION is a function that returns the version of TLS that was agreed on, as text."
+  "True unless a message of more than MOST octets begins before END in OCTETS, which are the next
+octets from a client. VERSION is a function that returns the version of TLS that was agreed on, as
+text."
   (declare (type octets octets) (type index end most) (type function version))
   (loop for i below end
         until (record-scan-encrypted record-scan)

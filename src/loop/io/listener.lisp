@@ -6,16 +6,18 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +accepts-per-turn+ 64
-  "The most connections that a listener accepts in a turn, before other sources have their turn.")
+  "The maximum number of connections that a listener accepts in one turn of the loop.")
 (defconstant +pause-ns+ 100000000
-  "How long a listener pauses when it can accept nothing.")
+  "The time in nanoseconds for which a listener pauses when it cannot accept connections.")
 (defconstant +short-pause-ns+ 5000000
-  "How long a listener that lacks descriptors pauses when some are about to be closed.")
+  "The time in nanoseconds for which a listener that lacks descriptors pauses when some descriptors
+are about to be closed.")
 (defconstant +warning-interval-ns+ +ns-per-second+
-  "The least time between two warnings of a listener, however many connections it has to refuse.")
+  "The minimum time in nanoseconds between two warnings of a listener, however many connections it
+must refuse.")
 (defconstant +accepts-at-the-end+ 1024
-  "A listener that closes accepts at most this number times +ACCEPTS-PER-TURN+ connections, which is
-more than the longest backlog.")
+  "A listener that is being closed accepts at most this number times +ACCEPTS-PER-TURN+ connections,
+which is more than the longest backlog.")
 
 (defstruct (listener (:include source) (:constructor %make-listener) (:copier nil))
   "See LISTEN-ON."
@@ -36,7 +38,7 @@ more than the longest backlog.")
   (if (timer-pending-p (listener-pause listener)) 0 +readable+))
 
 (document-functions
-  listener-address "The address that LISTENER listens on, as text, with the port it really has.")
+  listener-address "The address on which LISTENER listens, as text, with the actual port.")
 
 (define-printer (listener listener)
   "~A~:[~; closed~]" (listener-address listener) (minusp (listener-socket listener)))
@@ -68,15 +70,15 @@ more than the longest backlog.")
     result))
 
 (defun listen-on (text options loops on-accept &key (on-full (constantly nil)))
-  "Listen on the target TEXT (see target.lisp) and return the listener. Port 0 means any free port;
-of several addresses the first is used. OPTIONS has the backlog, the limit of connections and the
-file mode of a unix socket. The file of a unix socket that a dead server has left is replaced. Each
-new connection goes to the loop of LOOPS that has the fewest connections: (ON-ACCEPT loop
-byte-channel peer) is called on that loop with the connection's byte channel, which now belongs to
-ON-ACCEPT, and the peer's address as text. (ON-FULL) is called on the first of LOOPS when the
-process can have no more descriptors, and returns true if it has closed some. Signal MISUSE if TEXT
-is not a target, SOCKET-ERROR if it cannot listen on the address. From any thread; connections are
-accepted while the first of LOOPS runs."
+  "Listen on the target TEXT (see target.lisp) and return the listener. Port 0 means any free port.
+If TEXT has several addresses, the first is used. OPTIONS has the backlog, the limit of connections
+and the file mode of a unix socket. The file of a unix socket that a dead server has left is
+replaced. Each new connection goes to the loop of LOOPS that has the fewest connections: (ON-ACCEPT
+loop byte-channel peer) is called on that loop with the connection's byte channel, which now belongs
+to ON-ACCEPT, and the peer's address as text. (ON-FULL) is called on the first of LOOPS when the
+process can have no more descriptors; it must return true if it has closed some. Signal MISUSE if
+TEXT is not a target, and SOCKET-ERROR if the system refuses to listen on the address. From any
+thread; connections are accepted while the first of LOOPS runs."
   (let* ((target (parse-target text :smallest-port 0))
          (address (target-listening-address target))
          (socket (open-listening-socket target address options))
@@ -137,8 +139,8 @@ caller runs on that loop, otherwise soon. Closing again does nothing. From any t
 ;;; Accepting
 
 (defun least-loaded (loops)
-  "Two values: the loop of LOOPS with the fewest connections, and the number of connections of all
-LOOPS."
+  "Return two values: the loop with the fewest connections among LOOPS, and the number of
+connections of all LOOPS."
   (let ((best (first loops)) (fewest most-positive-fixnum) (total 0))
     (declare (type fixnum fewest total))
     (dolist (loop loops (values best total))
@@ -149,7 +151,8 @@ LOOPS."
                 fewest load))))))
 
 (defun warn-of (listener event &rest plist)
-  "Log the warning EVENT of LISTENER, unless it has logged a warning a short while ago."
+  "Log the warning EVENT of LISTENER, unless LISTENER has logged a warning within the last
++WARNING-INTERVAL-NS+."
   (let ((now (event-loop-now (listener-loop listener))))
     (when (<= (listener-quiet-until listener) now)
       (setf (listener-quiet-until listener) (+ now +warning-interval-ns+))
@@ -171,7 +174,7 @@ address; for them the text is the listener's address."
         (os:address-text peer))))
 
 (defun deal-connection (listener socket)
-  "Give SOCKET, just accepted, to one of LISTENER's loops."
+  "Pass SOCKET, which was accepted just before, to one of LISTENER's loops."
   (multiple-value-bind (loop total) (least-loaded (listener-loops listener))
     (cond ((>= total (listener-max-connections listener))
            (warn-of listener :too-many-connections :connections total)
@@ -209,8 +212,8 @@ address; for them the text is the listener's address."
 (defparameter *faults-of-one* (list os:+econnaborted+ os:+eproto+ os:+enoprotoopt+ os:+enetdown+
                                     os:+enetunreach+ os:+ehostdown+ os:+ehostunreach+ os:+enonet+
                                     os:+eopnotsupp+ os:+eperm+)
-  "Errors of accept(2) that concern only the connection that the call has removed from the queue;
-the next call may succeed.")
+  "Errors of accept(2) that concern only the connection that the call has removed from the queue.
+After such an error the next call may succeed.")
 
 (defun accept-some (listener)
   "Accept connections that wait on LISTENER, up to the limit of a turn. Return true if more may

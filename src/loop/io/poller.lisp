@@ -21,10 +21,10 @@
   "The descriptor has failed; a read returns the reason.")
 
 (defconstant +most-events+ 256
-  "How many events one wait reports at most; the next wait reports the rest.")
+  "The maximum number of events that one wait reports; the next wait reports the rest.")
 
 (defstruct (poller (:copier nil))
-  "A poller. A poller's functions are called by the thread that runs the loop; WAKE by any thread."
+  "A poller. The thread that runs the loop calls a poller's functions; any thread may call WAKE."
   ;; (poller descriptor token) returns a result as the kernel's calls do
   (add nil :type function :read-only t)
   ;; (poller descriptor) returns a result as the kernel's calls do
@@ -54,11 +54,11 @@
   (print-unreadable-object (poller stream :type t :identity t)))
 
 (document-functions
-  make-poller "Return a poller of the functions given; see the type POLLER."
+  make-poller "Return a poller with these functions; see the type POLLER."
   poller-tokens "The vector into which WAIT puts the tokens of the events it found."
   poller-flags "The vector into which WAIT puts the flags of each event: a combination of +READABLE+
 and so on."
-  poller-state "The datum of POLLER's functions.")
+  poller-state "An object that belongs to POLLER's functions.")
 
 ;;; epoll
 
@@ -104,7 +104,7 @@ and so on."
                                                   (timeout-ms timeout-ns)))))
 
 (define-hot wait-for-epoll-precisely ((poller poller) (timeout-ns (signed-byte 62))) index
-  "As WAIT-FOR-EPOLL, but to the nanosecond where the kernel can."
+  "Do what WAIT-FOR-EPOLL does, but end the wait to the nanosecond if the kernel can do that."
   (let ((epoll (the epoll (poller-state poller))))
     (if (plusp timeout-ns)
         (let ((found (os:wait-for-events-until (epoll-descriptor epoll) (epoll-area epoll)
@@ -216,7 +216,7 @@ eventfd."
   nil)
 
 (defun make-poll-poller ()
-  "Return a poller that uses poll(2), whose turns take the longer the more descriptors it has.
+  "Return a poller that uses poll(2). The time of its turns grows with the number of descriptors.
 Signal SOCKET-ERROR if the process has no descriptors left."
   (make-poller :add #'add-to-poll :remove #'remove-from-poll :wait #'wait-for-poll :wake #'wake-poll
                :close (lambda (poller)
@@ -225,12 +225,13 @@ Signal SOCKET-ERROR if the process has no descriptors left."
                        :eventfd (must-have "make an eventfd for" (os:open-eventfd)))))
 
 (defvar *make-poller* nil
-  "A function without arguments that makes a poller for each loop that is made without one; nil to
-follow the environment.")
+  "A function without arguments that makes the poller of each loop that is made without a poller
+argument, or nil if the environment chooses the kind of poller.")
 
 (defun poller-maker (strategy)
-  "The function that makes pollers of the first available kind in STRATEGY, names separated by
-commas as in gRPC's variable GRPC_POLL_STRATEGY; epoll's if none is available. STRATEGY may be nil."
+  "Return the function that makes pollers of the first available kind in STRATEGY, or pollers that
+use epoll if no kind in it is available. STRATEGY is nil, or names separated by commas as in gRPC's
+variable GRPC_POLL_STRATEGY."
   (or (loop for name in (uiop:split-string (or strategy "") :separator ", ")
             for maker = (rest (assoc name '(("epoll" . make-epoll-poller)
                                             ("epoll1" . make-epoll-poller)

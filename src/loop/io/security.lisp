@@ -13,22 +13,24 @@
   (peer-certificate nil :type (or null os:certificate) :read-only t)) ; nil: the peer has shown none
 
 (document-functions
-  security-p "True if the argument is a value of CALL-SECURITY for a connection with TLS."
+  security-p "True if the argument is an object that CALL-SECURITY returned for a connection with
+TLS."
   security-protocol "The version of TLS in use, \"TLSv1.3\" or \"TLSv1.2\"."
   security-cipher "The name of the cipher suite, such as \"TLS_AES_128_GCM_SHA256\"."
-  security-alpn "The protocol that both ends agreed on (RFC 7301), such as \"h2\", or nil."
+  security-alpn "The protocol on which both ends agreed (RFC 7301), such as \"h2\", or nil if they
+agreed on none."
   security-resumed-p "True if the handshake continued an earlier session."
   security-server-name "The host name that the client requested (RFC 6066), or nil if it requested
 none."
-  security-peer-certificate "The CERTIFICATE that the other end has shown; nil without one. It was
-verified, unless the credentials have :verify nil.")
+  security-peer-certificate "The CERTIFICATE that the other end has shown, or nil if it has shown
+none. It was verified, unless the credentials have :verify nil.")
 
 (define-printer (security security)
   "~A ~A~@[ ~A~]" (security-protocol security) (security-cipher security)
   (security-peer-certificate security))
 
 (defconstant +most-names-shown+ 5
-  "The most names of a certificate that the text of a failure lists.")
+  "The maximum number of names of a certificate in the text of a failure.")
 
 (defun presented-names (ssl)
   "The hosts and addresses of the refused certificate of SSL's server, as text; NIL if it cannot be
@@ -46,9 +48,9 @@ read. The certificate may come from an attacker."
           (t (format nil "~{~A~^, ~}~[~:;~:* and ~D more~]" shown more)))))
 
 (defun explain-failure (failure ssl server-name name-refused)
-  "FAILURE, OpenSSL's text for a failed handshake of SSL, and its likely cause. SERVER-NAME is the
-name by which a client calls its server; NAME-REFUSED is true if a server has refused the name that
-its client asks for."
+  "Return FAILURE, OpenSSL's text for a failed handshake of SSL, with its likely cause. SERVER-NAME
+is the name by which a client calls its server. NAME-REFUSED is true if a server has refused the
+name that its client requested."
   (format nil "TLS handshake failed: ~A~A" failure
           (cond ((or (search "hostname mismatch" failure) (search "IP address mismatch" failure))
                  (format nil " (the certificate is ~@[for ~A, ~]not for ~A); :server-name sets the ~

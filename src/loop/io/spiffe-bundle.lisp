@@ -8,8 +8,8 @@
 
 (in-package #:clgrpc.loop)
 
-(defconstant +max-bundle-octets+ (expt 2 22) "The longest file of bundles.")
-(defconstant +trust-domain-characters+ 255 "The longest name of a trust domain.")
+(defconstant +max-bundle-octets+ (expt 2 22) "The maximum length of a file of bundles, in octets.")
+(defconstant +trust-domain-characters+ 255 "The maximum length of a trust domain's name.")
 
 (defun trust-domain-p (text)
   "True if TEXT, a string, can be the name of a trust domain (SPIFFE-ID, section 2.1)."
@@ -19,7 +19,7 @@
               text)))
 
 (defun identity-domain (uri)
-  "The trust domain of URI, a string, if that is a SPIFFE identity; else nil."
+  "Return the trust domain of URI, a string, if URI is a SPIFFE identity, else nil."
   (let ((scheme "spiffe://"))
     (when (and (uiop:string-prefix-p scheme uri) (<= (length uri) 2048))
       (let* ((start (length scheme))
@@ -30,8 +30,9 @@
 
 (defun certificate-identity (certificate)
   "Return two values: the SPIFFE identity of CERTIFICATE, a string such as
-\"spiffe://example.org/shop\", and its trust domain, \"example.org\"; nil unless the certificate has
-exactly one URI and that is a SPIFFE identity (X.509-SVID, section 2). From any thread."
+\"spiffe://example.org/shop\", and its trust domain, \"example.org\". Return nil unless the
+certificate has exactly one URI and this URI is a SPIFFE identity (X.509-SVID, section 2). From any
+thread."
   (let ((uris (loop for (kind text) in (os:certificate-names certificate)
                     when (eq :uri kind) collect text)))
     (when (= 1 (length uris))
@@ -55,7 +56,7 @@ exactly one URI and that is a SPIFFE identity (X.509-SVID, section 2). From any 
         (bundle-error what "the x5c of a key of ~A is not base64" domain))))
 
 (defun domain-roots (domain bundle what)
-  "The roots, DER, of DOMAIN, whose value in the file is BUNDLE."
+  "Return the root certificates, as DER, of DOMAIN, whose value in the file is BUNDLE."
   (let ((keys (json-member bundle "keys")))
     (unless (trust-domain-p domain)
       (bundle-error what "~S is not the name of a trust domain" domain))
@@ -63,8 +64,8 @@ exactly one URI and that is a SPIFFE identity (X.509-SVID, section 2). From any 
     (map 'list (lambda (key) (key-certificate key domain what)) keys)))
 
 (defun parse-bundles (text what)
-  "The roots in TEXT, JSON: an alist from trust domains to lists of DER. Signal TLS-ERROR, in which
-WHAT names the text, if TEXT does not have that form."
+  "Return the root certificates in TEXT, which is JSON: an alist from trust domains to lists of DER.
+Signal TLS-ERROR, in which WHAT names the text, if TEXT does not have that form."
   (let ((domains (handler-case
                      (json-member (parse-json text :max-depth 10 :max-length +max-bundle-octets+)
                                   "trust_domains")

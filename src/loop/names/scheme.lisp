@@ -39,7 +39,7 @@ the empty authority \"//\"; ports below SMALLEST-PORT are invalid.
 RESOLVER (text) returns the resolver that finds the servers of a channel to TEXT.
 OPEN (text arguments) returns a channel to TEXT; ARGUMENTS are those of MAKE-CHANNEL.
 LISTEN (server text) registers SERVER under TEXT: channels that OPEN returns for TEXT then call
-<NL>SERVER.
+SERVER.
 Each function signals MISUSE for a text that it cannot use. If a function is not given, the function
 that was registered before remains. Return the scheme. From any thread."
   (declare (ignore parse resolver open listen))

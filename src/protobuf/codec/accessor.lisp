@@ -18,8 +18,8 @@ itself instead of being a forwarder."
         (not (message-p (message-extra (truly-the message ,message))))))
 
 (defmacro by-storage ((structure place) form)
-  "FORM, compiled for each way in which PLACE of STRUCTURE may be stored. In FORM, (STORED) is the
-stored value at PLACE of MESSAGE, an instance of STRUCTURE."
+  "Expand into FORM, compiled for each way in which SBCL may store PLACE of STRUCTURE. In FORM,
+(STORED) is the stored value at PLACE of MESSAGE, an instance of STRUCTURE."
   `(multiple-value-bind (index storage) (place-storage ,structure ,place)
      (declare (type index index))
      (ecase storage
@@ -29,8 +29,8 @@ stored value at PLACE of MESSAGE, an instance of STRUCTURE."
                            ,form))))))
 
 (defmacro accessor (lambda-list here elsewhere)
-  "A function of LAMBDA-LIST that evaluates HERE if MESSAGE is an instance of STRUCTURE, else
-ELSEWHERE."
+  "Return a function of LAMBDA-LIST that evaluates HERE if MESSAGE is an instance of STRUCTURE, and
+ELSEWHERE if it is not."
   `(lambda ,lambda-list
      ;; at debug 0 the function has no lambda list to show
      (declare (optimize (speed 1) (safety 1) (debug 1)))
@@ -145,7 +145,7 @@ ELSEWHERE."
               (case-other message symbol name))))
 
 (defun oneof-reader (oneof case)
-  "The reader of ONEOF; the function CASE returns the case of ONEOF."
+  "Return the reader of ONEOF; the function CASE returns the keyword of ONEOF's present field."
   (let ((readers (loop for slot in (oneof-slot-slots oneof)
                        collect (cons (slot-keyword slot) (slot-reader slot)))))
     (lambda (message)
@@ -229,7 +229,8 @@ ELSEWHERE."
      "Make every field of the oneof absent; return MESSAGE.")))
 
 (defun constructor-function (constructor plan maker)
-  "A constructor like that of CONSTRUCTOR-FORM, for messages of PLAN; MAKER makes empty ones."
+  "Return a constructor like that of CONSTRUCTOR-FORM, for messages of PLAN; MAKER makes empty
+messages."
   (declare (type function maker))
   (let ((rows (loop for slot in (plan-slots plan)
                     collect (list (slot-keyword slot) slot

@@ -49,7 +49,7 @@
                        (slot-place slot)))))
 
 (defun structure-copier (slots)
-  "A function that copies messages whose layout has SLOTS. These messages are structures; see
+  "Return a function that copies messages whose layout has SLOTS. These messages are structures; see
 NOTE-PLACES."
   (let ((indices (map 'simple-vector (lambda (place) (car (get place 'place)))
                       (deep-places slots))))
@@ -63,7 +63,7 @@ NOTE-PLACES."
             copy)))))
 
 (defun dynamic-copier (slots)
-  "As STRUCTURE-COPIER, for dynamic messages."
+  "Return what STRUCTURE-COPIER returns, but for dynamic messages."
   (let ((places (deep-places slots)))
     (lambda (message)
       (let* ((copy (shallow-copy message))
@@ -74,8 +74,8 @@ NOTE-PLACES."
         copy))))
 
 (define-hot copy-message ((message message)) message
-  "Return a copy of MESSAGE that shares nothing with it but strings, which are never changed in
-place, and the octets of unknown fields. From any thread, while no other thread changes MESSAGE."
+  "Return a copy of MESSAGE. The copy shares only strings, which are never changed in place, and the
+octets of unknown fields with MESSAGE. From any thread, while no other thread changes MESSAGE."
   (loop
     (let ((layout (message-layout message)))
       (when (and (eq layout (message-type-layout (truly-the message-type (layout-type layout))))

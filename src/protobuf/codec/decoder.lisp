@@ -18,14 +18,14 @@
 (in-package #:clgrpc.protobuf)
 
 (defmacro read-sub-message (type start stop)
-  "A form for the sub-message of TYPE from START to STOP. If the reader of the sub-message gives up,
-the form gives up, too."
+  "Return a form that reads the sub-message of TYPE from START to STOP. If the reader of the
+sub-message gives up, the form gives up as well."
   `(truly-the message
               (or (funcall (message-type-reader ,type) octets ,start ,stop reading)
                   (return-from read nil))))
 
 (defun instance-octets (structure)
-  "The memory of an instance of STRUCTURE and of an element in a vector that refers to it."
+  "The memory in octets of an instance of STRUCTURE and of the vector element that refers to it."
   (* 8 (+ 2 (sb-kernel:dd-length (sb-kernel:find-defstruct-description structure)))))
 
 (defmacro descend (structure)
@@ -52,7 +52,7 @@ the form gives up, too."
          ranges (note-range ranges field-start at)))
 
 (defmacro take-field (kernel)
-  "TAG, WORD and NEXT of the field at AT, by KERNEL if possible."
+  "Return the tag, the word and the next position of the field at AT; use KERNEL if possible."
   `(multiple-value-bind (tag word next)
        (if (<= at safe) (,kernel octets at) (values 0 0 +far+))
      (declare (type (unsigned-byte 32) tag) (type (unsigned-byte 64) word)
@@ -63,7 +63,7 @@ the form gives up, too."
          (values tag word (truly-the index next)))))
 
 (defmacro with-word-read (&body body)
-  "Run BODY with TAKE- macros that return the value just read."
+  "Run BODY, in which the TAKE- macros return the value that was read last."
   `(macrolet ((take-varint32 () '(ldb (byte 32 0) word))
               (take-varint64 () 'word)
               (take-boolean () '(/= 0 word))
@@ -87,7 +87,7 @@ START and STOP; then the form runs BODY."
               ,body)))
 
 (defun with-sub-message (slot body)
-  "A form that runs BODY with START and STOP bound to the bounds of the sub-message of SLOT."
+  "Return a form that runs BODY with START and STOP bound to the bounds of the sub-message of SLOT."
   (if (slot-delimited-p slot)
       `(multiple-value-bind (stop after) (group-end octets at end ,(slot-number slot))
          (let ((start at))
@@ -105,8 +105,8 @@ START and STOP; then the form runs BODY."
                        (if (slot-p thing) (slot-name thing) (oneof-slot-name thing)))))
 
 (defstruct (variables (:copier nil))
-  "The local variables of a reader: vector and count of each repeated slot; the pieces of each
-sub-message, or of each oneof a list of number and pieces for each message in it, the latest first."
+  "The local variables of a reader. A repeated slot has a vector and a count; a sub-message has its
+pieces. A oneof has a list with a number and pieces for each message in it, the latest first."
   (vectors '() :type list)              ; (slot vector count)
   (pendings '() :type list))            ; (slot-or-oneof . name)
 
@@ -150,7 +150,7 @@ sub-message, or of each oneof a list of number and pieces for each message in it
                           (read-sub-message ,(type-form slot) start stop))))))))
 
 (defun store-form (slot)
-  "A form that stores VALUE, just read, in the singular SLOT."
+  "Return a form that stores VALUE, which was read last, in the singular SLOT."
   (let ((oneof (slot-oneof slot)))
     (ecase (slot-presence slot)
       (:implicit `(setf (,(slot-place slot) message) value))
@@ -179,8 +179,8 @@ sub-message, or of each oneof a list of number and pieces for each message in it
                                 ,count (truly-the index (1+ ,count))))))
 
 (defun content-form (slot)
-  "A form for the position of the length of a field of SLOT, provided that its tag has the minimal
-length. Code that looks ahead from there must not trust the octets there."
+  "Return a form for the position of the length of a field of SLOT, provided that its tag has the
+minimal length. Code that looks ahead from that position must not trust the octets there."
   `(truly-the index (+ field-start ,(constant-size (slot-tag slot)))))
 
 (defun room-form (slot vector count)
@@ -220,8 +220,8 @@ If the elements are strings, the form may already read some of them."
         form)))
 
 (defun repeated-arms (slot variables)
-  "The clauses, by tag, of a repeated SLOT: for one value and, if it is a number, also for many
-packed values."
+  "Return the clauses, by tag, of a repeated SLOT: a clause for a single value and, if the values
+are numbers, another for many packed values."
   (destructuring-bind (vector count) (rest (assoc slot (variables-vectors variables)))
     (let ((tag (slot-tag slot)) (kind (slot-kind slot)) (packed-tag (tag-of (slot-number slot) 2)))
       (cond ((eq :message kind) `((,tag ,(repeated-message-arm slot vector count))))
@@ -306,8 +306,8 @@ packed values."
                           (return-from read nil))))
 
 (defun finish-oneof-form (oneof pending)
-  "A form that reads every message in PENDING, also one that another member has replaced, whose
-octets must be valid too."
+  "Return a form that reads every message in PENDING. It also reads messages that another member of
+the oneof has replaced, because their octets must be valid too."
   `(loop for (number . pieces) in ,pending
          for latest = (= number (,(oneof-slot-case oneof) message)) then nil
          do (let ((value (ecase number

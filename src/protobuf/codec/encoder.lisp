@@ -36,13 +36,14 @@
   "The plans of the messages that are compiled together, by full name.")
 
 (defparameter *most-slots-in-line* 4
-  "The most fields of a message whose code is inlined in the code of other messages.")
+  "The maximum number of fields of a message whose code is inlined in the code of other messages.")
 
 (defun plan-in-line (slot)
-  "The plan of the message of SLOT if it is compiled in the same definition and has only a few
-fields, all numbers, so that its code takes less than a call and is inlined. Such a plan serves
-messages of this definition that contain nothing else, such as unknown fields, and are not
-forwarders; for all others a function is called."
+  "Return the plan of the message of SLOT if its code is to be inlined, else nil. It is inlined if
+the message is compiled in the same definition and has only a few fields, all numbers, because such
+code takes less time than a call. The inlined code serves messages of this definition that contain
+nothing else, such as unknown fields, and are not forwarders. For all other messages a function is
+called."
   (let ((plan (gethash (slot-type-name slot) *plans-at-hand*)))
     (and plan
          (<= (length (plan-slots plan)) *most-slots-in-line*)
@@ -53,8 +54,8 @@ forwarders; for all others a function is called."
          plan)))
 
 (defun in-line-form (slot form call)
-  "A form: FORM, with MESSAGE bound to VALUE, if VALUE has the plan that is inlined for SLOT; else
-CALL."
+  "Return a form that evaluates FORM, with MESSAGE bound to VALUE, if VALUE has the plan that is
+inlined for SLOT, and CALL if it has not."
   (let ((structure (plan-structure (plan-in-line slot))))
     `(if (and (typep value ',structure)
               (null (message-extra (truly-the message value))))
@@ -140,7 +141,8 @@ CALL."
   `(setf size (truly-the index (+ size ,@forms))))
 
 (defconstant +few-strings+ 32
-  "Up to this many strings are written one by one; for more another way is faster (sequence.lisp).")
+  "The maximum number of strings that are written one by one. More strings are written in another
+way, which is faster then (sequence.lisp).")
 
 (defun size-elements-form (slot)
   (let ((form `(,(slot-function "SIZE-ELEMENTS" slot) vector ,(type-form slot))))
@@ -237,8 +239,8 @@ CALL."
                                               ,(type-form value))))))))
 
 (defun all-slots-forms (plan function)
-  "The forms that FUNCTION returns for the slots of PLAN in field order; members of a oneof are in
-one CASE, at the position of the lowest number."
+  "Return the forms that FUNCTION returns for the slots of PLAN, in field order. The members of a
+oneof are in one CASE, at the position of the member with the lowest number."
   (let ((seen '()))
     (loop for slot in (sort (copy-list (plan-slots plan)) #'< :key #'slot-number)
           for oneof = (slot-oneof slot)

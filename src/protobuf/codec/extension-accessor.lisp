@@ -83,8 +83,8 @@ accessor."
 ;;; Names
 
 (defun extension-symbols (file taken)
-  "An alist from the full name of each extension that FILE declares to its accessor; TAKEN are the
-symbols of other functions of the package."
+  "Return an alist from the full name of each extension that FILE declares to its accessor. TAKEN
+are the symbols of other functions of the package."
   (let ((pairs '()))
     (flet ((free-p (symbol full-name)
              (let ((names (list symbol (public-name "HAS-~A" symbol)
@@ -107,6 +107,6 @@ symbols of other functions of the package."
     (nreverse pairs)))
 
 (defun extension-names (symbols)
-  "The symbols of the functions for SYMBOLS, a value of EXTENSION-SYMBOLS."
+  "Return the symbols of the functions for SYMBOLS, an alist that EXTENSION-SYMBOLS returned."
   (loop for (nil . symbol) in symbols
         append (list symbol (public-name "HAS-~A" symbol) (public-name "CLEAR-~A" symbol))))

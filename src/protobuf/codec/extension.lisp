@@ -14,7 +14,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (extension (:constructor %make-extension (name)) (:copier nil))
-  "An extension field, one per full name for the life of the image."
+  "An extension field. The image has one EXTENSION object for each full name, and never frees it."
   (name "" :type string :read-only t)   ; the full name
   (symbol nil :type symbol)             ; the extension's accessor
   (slot nil :type (or null slot)))      ; the extension's current definition
@@ -97,8 +97,8 @@ message type), by number."
           (t (loop for value across stored sum (+ tag (value-octets slot value)))))))
 
 (defun put-stored (slot stored octets at)
-  "Write SLOT with all its values, whose stored value is STORED and was just measured; return the
-position after them."
+  "Write all values of SLOT. STORED is the stored value of SLOT and was measured just before. Return
+the position after the values."
   (declare (type octets octets) (type index at))
   (flet ((put (value) (setf at (put-value slot value octets at))))
     (cond ((slot-item-p slot)
@@ -151,7 +151,7 @@ position after it."
   (items '() :type list))
 
 (defconstant +short-packed+ 16
-  "The most octets of a packed field whose elements are read one by one.")
+  "The maximum length in octets of a packed field whose elements are read one by one.")
 
 (defun read-packed-elements (slot octets start stop)
   "Two values: the vector of the packed elements of SLOT from START to STOP, and a list of the
@@ -165,11 +165,11 @@ octets of elements that its enum does not know."
       (values (fit-vector vector count) unknown))))
 
 (defun read-items (slot tag octets at end)
-  "Read a field of SLOT in OCTETS. AT is the position after the field's TAG, END the position of its
-end. Return two lists as values: the items, among them one vector if a packed field has more than a
-few elements; and the octets of those elements that the enum does not know. Instead of the items,
-return :misfit if TAG does not fit SLOT, or :unknown if the field has a single value, which its enum
-does not know."
+  "Read a field of SLOT in OCTETS. AT is the position after the field's TAG; END is the end of the
+field. Return two lists as values. The first has the items; if a packed field has more than a few
+elements, they are a single item, a vector. The second has the octets of those elements that the
+enum does not know. Instead of the items, return :misfit if TAG does not fit SLOT, or :unknown if
+the field has a single value, which its enum does not know."
   (declare (type octets octets) (type index at end))
   (let ((items '()) (unknown '()) (number (slot-number slot)) (kind (slot-kind slot)))
     (flet ((take (at end)
@@ -197,8 +197,8 @@ does not know."
     (values items unknown)))
 
 (defun read-set-item (octets at end)
-  "Two values: the number and the range of the message in the item of a message set from AT to END;
-nil if the item lacks a number or a message."
+  "Return two values: the number of the message in the item of a message set from AT to END, and the
+message's range. Return nil if the item lacks a number or a message."
   (declare (type octets octets) (type index at end))
   (let ((number nil) (range nil))
     (loop while (< at end)
@@ -210,8 +210,8 @@ nil if the item lacks a number or a message."
     (and range number (values number range))))
 
 (defun find-extensions (octets type)
-  "Look for the loaded extensions of TYPE among the fields in OCTETS. Return two lists: FINDINGs;
-and, the latest first, the ranges of octets that belong to none of these extensions."
+  "Look for the loaded extensions of TYPE among the fields in OCTETS. Return two lists: the
+FINDINGs; and the ranges of octets that belong to none of these extensions, the latest range first."
   (declare (type octets octets))
   (let ((at 0) (end (length octets)) (table (message-type-extensions type))
         (findings '()) (rest '()))
@@ -261,8 +261,8 @@ elements."
              (incf at))))))
 
 (defun finding-value (finding octets stored reading)
-  "The new stored value of the slot of FINDING; STORED is the former one, or nil. The second value
-is nil if reading must be given up and repeated."
+  "Return the new stored value of the slot of FINDING; STORED is the former stored value, or nil if
+there was none. The second value is nil if reading must be given up and repeated."
   (let* ((slot (finding-slot finding))
          (items (finding-items finding))
          (kind (slot-kind slot))
@@ -289,13 +289,13 @@ is nil if reading must be given up and repeated."
     octets))
 
 (defun enter-stored (slot stored entries)
-  "ENTRIES, in the order of numbers, with STORED as the only entry for SLOT."
+  "Return ENTRIES, in the order of numbers, with STORED as the only entry for SLOT."
   (merge 'list (remove (slot-number slot) entries :key (lambda (entry) (slot-number (car entry))))
          (list (cons slot stored)) #'< :key (lambda (entry) (slot-number (car entry)))))
 
 (defun absorb-extensions (type octets entries epoch reading)
-  "EXTRAS, extended by ENTRIES and by the extensions of TYPE found in OCTETS, which are unknown
-fields; nil if reading must be given up and repeated."
+  "Return EXTRAS, extended by ENTRIES and by the extensions of TYPE that are found in OCTETS, which
+are unknown fields. Return nil if reading must be given up and repeated."
   (multiple-value-bind (findings rest) (find-extensions octets type)
     (dolist (finding findings)
       (let ((slot (finding-slot finding)))
@@ -306,16 +306,16 @@ fields; nil if reading must be given up and repeated."
     (make-extras (and rest (gather-ranges octets rest)) entries epoch)))
 
 (defun gather-extra (type octets ranges reading)
-  "The EXTRA of a message of TYPE that was read from OCTETS; RANGES are the ranges of the unknown
-fields, the latest first. Nil if reading must be given up and repeated."
+  "Return the EXTRA of a message of TYPE that was read from OCTETS; RANGES are the ranges of the
+unknown fields, the latest first. Return nil if reading must be given up and repeated."
   (let ((unknown (gather-ranges octets ranges)))
     (if (message-type-extensions type)
         (absorb-extensions type unknown '() **epoch** reading)
         unknown)))
 
 (defun settled-extras (message)
-  "The EXTRAS of MESSAGE, which is of the current layout, after all extensions loaded by now were
-decoded; nil if MESSAGE has none."
+  "Decode the extensions in MESSAGE, which has the current layout, that have been loaded by now.
+Return the EXTRAS of MESSAGE, or nil if it has none."
   (let* ((extra (message-extra message))
          (type (message-type-of message))
          (epoch **epoch**)
@@ -395,7 +395,8 @@ field descriptor; nil if MESSAGE has no such extension."
     (and slot (eq slot (gethash (slot-number slot) table)) slot)))
 
 (defun extension-slot-named (full-name table)
-  "The slot of the extension FULL-NAME in the image, or else in TABLE, a dynamic type's."
+  "The slot of the extension FULL-NAME in the image or, if the image has none, in TABLE, which
+belongs to a dynamic type."
   (let ((extension (gethash full-name **extensions**)))
     (flet ((here-p (slot) (and slot (eq slot (gethash (slot-number slot) table)))))
       (if (and extension (here-p (extension-slot extension)))

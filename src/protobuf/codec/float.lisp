@@ -35,7 +35,7 @@
                sb-ext:single-float-negative-infinity)))))
 
 (defun to-single-large (value)
-  "VALUE, which is above the greatest single float, rounded."
+  "Round VALUE, which is above the greatest single float, to a single float."
   (if (< value 3.4028235677973366d38)
       most-positive-single-float
       sb-ext:single-float-positive-infinity))

@@ -10,7 +10,7 @@
 ;;; Reading
 
 (defstruct (gathered (:constructor make-gathered (slot)))
-  "The values of one slot found in the octets."
+  "The values of one slot that were found in the octets."
   (slot nil :type slot)                 ; the slot
   (items '() :type list))               ; values of READ-ITEMS; for a map, ranges of entries
 
@@ -68,8 +68,8 @@ read again. For a message without fields only its own memory is charged to READI
     message))
 
 (defun field-items (slot tag octets start at end)
-  "As READ-ITEMS, for the field of SLOT, or of no slot if that is nil, that begins at START; for a
-map, return START and the range of the entry."
+  "Return what READ-ITEMS returns for the field that begins at START. SLOT is nil if the field has
+no slot. For a map, return START and the range of the entry."
   (declare (type octets octets) (type index at end))
   (cond ((null slot) :misfit)
         ((not (eq :map (slot-label slot))) (read-items slot tag octets at end))
@@ -78,8 +78,8 @@ map, return START and the range of the entry."
         (t :misfit)))
 
 (defun fill-field (message gathered octets reading)
-  "Set a field of MESSAGE to the values in GATHERED. Return true, or ranges that are unknown fields
-after all, or nil to give up and read again."
+  "Set a field of MESSAGE to the values in GATHERED. Return true, or the ranges of fields that turn
+out to be unknown, or nil if reading must be given up and repeated."
   (let ((slot (gathered-slot gathered)) (items (gathered-items gathered)))
     (cond ((null items) t)
           ((eq :map (slot-label slot)) (fill-map message slot items octets reading))
@@ -92,8 +92,8 @@ after all, or nil to give up and read again."
                  t)))))))
 
 (defun fill-map (message slot ranges octets reading)
-  "Put the entries in RANGES, in the form of DYNAMIC-ITEMS, the latest first, into the map SLOT of
-MESSAGE. Values as FILL-DYNAMIC's."
+  "Put the entries in RANGES, in the form that FIELD-ITEMS returns, the latest first, into the map
+SLOT of MESSAGE. Return what FILL-FIELD returns."
   (let ((map (slot-fresh-map slot)) (unknown '()))
     (loop for (start inside . stop) in (reverse ranges)
           do (multiple-value-bind (key value known)
@@ -137,7 +137,8 @@ given up and repeated."
 ;;; Writing
 
 (defun map-coders (slot verbs)
-  "The functions that perform VERBS on the key or value SLOT of a map; nil for messages."
+  "Return the functions that perform VERBS on the key or value SLOT of a map, or nil if SLOT has
+messages."
   (loop for verb in verbs
         collect (if (eq :message (slot-kind slot))
                     nil
@@ -170,8 +171,8 @@ well."
     (setf (message-size message) size)))
 
 (defun write-generic (message slots octets at)
-  "Write MESSAGE, whose SLOTS are in the order of their numbers, to OCTETS from AT on. Return the
-position after it."
+  "Write MESSAGE, whose SLOTS are in the order of their numbers, to OCTETS, beginning at AT. Return
+the position after it."
   (dolist (slot slots)
     (when (slot-present-p message slot)
       (setf at (write-stored-field slot (present-stored message slot) octets at))))
@@ -187,7 +188,7 @@ position after it."
   (and (eq layout (message-layout message)) (not (message-p (message-extra message)))))
 
 (defun add-generic-coders (layout)
-  "Give LAYOUT, which already has a type, slots and a maker, a reader, a sizer and a writer."
+  "Add a reader, a sizer and a writer to LAYOUT, which already has a type, slots and a maker."
   (let* ((slots (layout-slots layout)) (name (message-type-name (layout-type layout)))
          (ordered (sort (coerce slots 'list) #'< :key #'slot-number))
          (table (make-hash-table)))

@@ -11,7 +11,7 @@
 (deftype index-table () '(simple-array (unsigned-byte 32) (*)))
 
 (defconstant +removed+ #xFFFFFFFF
-  "The mark in an index table that a key was removed there.")
+  "The element of an index table that marks a place from which a key was removed.")
 
 (defstruct (key-index (:constructor make-key-index (table seed)) (:copier nil))
   "A hash table from the keys of a map to their positions; see above."
@@ -66,7 +66,8 @@
       (eql a b)))
 
 (define-hot index-place ((index key-index) (keys simple-vector) (key t)) (or null index)
-  "The place in the table of INDEX with the position of KEY in KEYS, or nil."
+  "Return the place in the table of INDEX that has the position of KEY in KEYS, or nil if KEY is not
+in KEYS."
   (let* ((table (key-index-table index))
          (mask (1- (length table)))
          (place (logand mask (hash-key key (key-index-seed index)))))
@@ -79,12 +80,12 @@
       (setf place (logand mask (1+ place))))))
 
 (define-hot index-position ((index key-index) (keys simple-vector) (key t)) (or null index)
-  "The position of KEY in KEYS, or nil."
+  "Return the position of KEY in KEYS, or nil if KEY is not among them."
   (let ((place (index-place index keys key)))
     (and place (1- (aref (key-index-table index) place)))))
 
 (define-hot enter-key ((index key-index) (key t) (position index)) t
-  "Note that KEY, which is not in INDEX, is at POSITION. There is room."
+  "Note that KEY, which is not in INDEX, is at POSITION. INDEX must have room for another key."
   (let* ((table (key-index-table index))
          (mask (1- (length table)))
          (place (logand mask (hash-key key (key-index-seed index)))))
@@ -95,7 +96,7 @@
     (incf (key-index-used index))))
 
 (defun build-index (keys count)
-  "A fresh index of the first COUNT of KEYS, with room for COUNT further keys."
+  "Return a fresh index of the first COUNT elements of KEYS, with room for COUNT further keys."
   (let* ((size (ash 4 (integer-length count)))
          (index (make-key-index (make-array size :element-type '(unsigned-byte 32)
                                             :initial-element 0)

@@ -8,7 +8,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defconstant +linear-map-limit+ 8
-  "The most entries of a map without a hash table.")
+  "The maximum number of entries of a map without a hash table.")
 
 (defstruct (proto-map (:constructor make-proto-map (key-kind value-kind value-type)) (:copier nil))
   "The value of a map field: see MAP-VALUE, MAP-COUNT, MAP-REMOVE, DO-MAP, MAP-ALIST."
@@ -25,7 +25,7 @@
   (proto-map-count map))
 
 (defun map-position (map key)
-  "The position of KEY in MAP, or nil."
+  "Return the position of KEY in MAP, or nil if MAP has no such key."
   (let ((index (proto-map-index map)) (keys (proto-map-keys map)))
     (if index
         (index-position index keys key)
@@ -58,9 +58,9 @@
   (if (typep key '(and string (not text))) (to-text key) key))
 
 (defun map-value (map key &optional default)
-  "Return the value of KEY in MAP and true, or DEFAULT and nil. SETFable: an error if key or value
-is not of the field's types. Reading is possible from any thread while no other thread changes MAP;
-writing from one thread at a time."
+  "Return the value of KEY in MAP and true, or DEFAULT and nil if MAP has no such key. SETF sets the
+value, and signals an error if key or value is not of the field's types. Reading is possible from
+any thread while no other thread changes MAP; writing from one thread at a time."
   (if-let ((position (map-position map (comparable-key key))))
     (values (svref (proto-map-vals map) position) t)
     (values default nil)))
@@ -77,8 +77,8 @@ writing from one thread at a time."
   (proto-map-count map))
 
 (defun map-remove (map key)
-  "Remove the entry of KEY from MAP; return true if it existed. Only one thread at a time may do
-this with MAP."
+  "Remove the entry of KEY from MAP; return true if it existed. Only one thread at a time may change
+MAP."
   (let* ((key (comparable-key key))
          (position (map-position map key)))
     (when position
@@ -133,8 +133,9 @@ FIELD, a full name."
                         (key-tag (unsigned-byte 32)) (key-reader function) (key t)
                         (value-tag (unsigned-byte 32)) (value-reader (or null function)) (value t))
     (values t t)
-  "Read one entry from AT to END; return its key and value, KEY and VALUE if they are absent.
-Without VALUE-READER the value is a sub-message: return the ranges of its pieces, the latest first."
+  "Read one entry from AT to END. Return two values: its key, or KEY if the key is absent; and its
+value, or VALUE if that is absent. Without VALUE-READER the value is a sub-message: return the
+ranges of its pieces, the latest first."
   (loop while (< at end)
         do (let ((tag (take-tag)))
              (cond ((= tag key-tag)
@@ -180,7 +181,7 @@ if a sub-message was measured already."
     (t (and (not a) b))))               ; false comes before true
 
 (defun sorted-map (map)
-  "A map with the entries of MAP sorted by key, for reading in order only."
+  "Return a map with the entries of MAP sorted by key. It may only be read, in this order."
   (let ((entries (sort (map-alist map) #'key< :key #'car))
         (sorted (make-proto-map (proto-map-key-kind map) (proto-map-value-kind map)
                                 (proto-map-value-type map))))

@@ -5,13 +5,13 @@
 ;;; Writing
 
 (defun serialized-size (message)
-  "Return how many octets the serialized form of MESSAGE takes. From any thread, while no other
+  "Return the number of octets of the serialized form of MESSAGE. From any thread, while no other
 thread changes MESSAGE."
   (funcall (message-type-sizer (message-type-of message)) message))
 
 (define-hot (measure :inline t) ((type message-type) (message t)) index
-  "Return the serialized size of MESSAGE, which must be of TYPE, and leave the sizes of its parts in
-it for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
+  "Return the serialized size of MESSAGE, which must be of TYPE. Store the sizes of its parts in
+MESSAGE for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
   (let ((size (the index (funcall (message-type-sizer type) message))))
     (check-required type message)
     size))
@@ -19,7 +19,7 @@ it for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
 (define-hot (write-measured :inline t)
     ((type message-type) (message t) (octets octets) (start index) (end index))
     null
-  "Write MESSAGE, just measured, from START to END of OCTETS."
+  "Write MESSAGE, which MEASURE must have measured just before, from START to END of OCTETS."
   (unless (= end (the index (funcall (message-type-writer type) message octets start)))
     (fail-room)))
 
@@ -45,12 +45,13 @@ it for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
   (if options form `(serialize-whole ,message)))
 
 (defun serialize (message &key into (start 0) partial deterministic)
-  "Return the serialized form of MESSAGE as fresh octets; or with INTO, an octet vector, write it
-there from START on and return two values, INTO and the end. Fields are in the order of their
-numbers, extensions and unknown fields last. With DETERMINISTIC maps are sorted by key, so that
-equal messages give equal octets in this version of clgrpc; otherwise entries have the order of
-their insertion. MESSAGE must not change meanwhile. Signal REQUIRED-FIELD-MISSING unless PARTIAL,
-and MISUSE if there is no room in INTO. From any thread."
+  "Return the serialized form of MESSAGE as fresh octets. With INTO, an octet vector, write the form
+to INTO, beginning at START, and return two values: INTO and the position after the last octet.
+Fields are in the order of their numbers, followed by extensions and unknown fields. With
+DETERMINISTIC maps are sorted by key, so that equal messages give equal octets in this version of
+clgrpc. Without it entries have the order of their insertion. MESSAGE must not change meanwhile.
+Signal REQUIRED-FIELD-MISSING unless PARTIAL, and MISUSE if there is no room in INTO. From any
+thread."
   (let* ((type (truly-the message-type (layout-type (message-layout message))))
          (size (if partial
                    (the index (funcall (message-type-sizer type) message))
@@ -90,10 +91,10 @@ and MISUSE if there is no room in INTO. From any thread."
      (decoded-octets index) (consume boolean)
      &key (partial t nil) (beyond (or null function) nil))
     (values message boolean fixnum)
-  "As PARSE-OCTETS, for received octets. With CONSUME, if the second value is true, OCTETS
-are then part of the message, and the caller must not use them. The third value is the memory, in
-octets, that the messages inside the message take. BEYOND, if not nil, is called without arguments
-if these messages take more memory than they may; BEYOND exits non-locally."
+  "Do what PARSE-OCTETS does, for received octets. The second value is true if OCTETS have become
+part of the message, which happens only with CONSUME; the caller must not use them then. The third
+value is the memory, in octets, that the messages inside the message take. BEYOND, if not nil, is
+called without arguments if these messages take more memory than allowed; it must exit non-locally."
   (when beyond
     (return-from parse-received
       (handler-case (parse-received type octets start end depth decoded-octets consume
@@ -122,8 +123,9 @@ if these messages take more memory than they may; BEYOND exits non-locally."
      (partial t nil))
     message
   "Return the message of TYPE whose serialized form is the octets START to END. The message may be
-at most DEPTH levels deep, with messages that occupy at most DECODED-OCTETS of memory beyond eight
-times its size. Signal PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
+at most DEPTH levels deep. The messages inside it may occupy at most DECODED-OCTETS of memory beyond
+eight times its size. Signal PROTOBUF-ERROR if the octets are not such a message or, unless PARTIAL,
+if a required field is missing."
   (values (parse-received type octets start end depth decoded-octets nil :partial partial)))
 
 (define-compiler-macro parse-octets (&whole form type octets start end &rest options)
@@ -169,10 +171,10 @@ one thread at a time may use INTO."
 
 (defun write-delimited (message destination &key (start 0) partial deterministic)
   "Write the serialized form of MESSAGE, preceded by its size as a varint, so that messages may
-follow each other, to DESTINATION: a binary output stream, or octets, there from START on. Return
-the number of octets written or, if DESTINATION is octets, the position after them. PARTIAL,
-DETERMINISTIC and errors are as for SERIALIZE. From any thread; one thread at a time may use
-DESTINATION."
+follow each other, to DESTINATION: a binary output stream, or octets, in which writing begins at
+START. Return the number of octets written or, if DESTINATION is octets, the position after them.
+PARTIAL, DETERMINISTIC and errors are as for SERIALIZE. From any thread; one thread at a time may
+use DESTINATION."
   (let* ((size (serialized-size message))
          (length (varint-size size))
          (stream-p (streamp destination))
@@ -192,10 +194,10 @@ DESTINATION."
                        &key (start 0) end (max-octets **max-receive-octets**)
                          into partial max-message-depth max-decoded-octets)
   "Return the next message of TYPE that WRITE-DELIMITED wrote to SOURCE: a binary input stream, or
-octets, there from START to END. Return nil if nothing is left; for octets return as second value
-the position after the message. A message of more than MAX-OCTETS (4 MiB unless given) is refused by
-a PROTOBUF-ERROR before it is read.
-Other arguments and errors are PARSE-MESSAGE's. From any thread; one thread at a time may use
+octets, which are read from START to END. Return nil if nothing is left. If SOURCE is octets, the
+second value is the position after the message. A message of more than MAX-OCTETS (4 MiB unless
+given) is refused by a PROTOBUF-ERROR before it is read.
+Other arguments and errors are those of PARSE-MESSAGE. From any thread; one thread at a time may use
 SOURCE."
   (declare (ignore into partial max-message-depth max-decoded-octets))
   (let ((rest (loop for (key value) on arguments by #'cddr
@@ -220,7 +222,7 @@ SOURCE."
                   (values (parse octets start stop) stop))))))))
 
 (defun read-stream-varint (stream)
-  "The varint at STREAM, or nil at its end."
+  "Read a varint from STREAM and return it, or nil at the end of STREAM."
   (let ((octets (make-octets 10)))
     (loop for i from 0 below 10
           for octet = (read-byte stream nil)
@@ -247,10 +249,11 @@ SOURCE."
 ;;; Comparing
 
 (defun message= (a b)
-  "Return true if the messages A and B are of one type, have the same fields present, and the values
-of these fields are equal. Repeated fields are compared element by element, maps as sets of entries,
-floats by their bits (so a NaN equals itself, and -0 is not 0), loaded extensions like fields,
-unknown fields by their octets. From any thread, while no other thread changes A or B."
+  "Return true if the messages A and B are of one type, the same fields are present in both, and the
+values of these fields are equal. Repeated fields are compared element by element, maps as sets of
+entries, and floats by their bits (so a NaN equals itself, and -0 is not 0). Loaded extensions are
+compared like fields, unknown fields by their octets. From any thread, while no other thread changes
+A or B."
   (and (eq (message-type-of a) (message-type-of b))
        (let ((a (current a)) (b (current b)))
          (and (eq (message-layout a) (message-layout b))
@@ -305,7 +308,7 @@ thread at a time may change TARGET, while no other thread changes SOURCE."
           (t (set-slot target slot (copy-value value))))))
 
 (defun append-unknown (message octets)
-  "Add OCTETS to the unknown fields of MESSAGE, of the current layout."
+  "Add OCTETS to the unknown fields of MESSAGE, which has the current layout."
   (let* ((extra (message-extra message))
          (old (if (extras-p extra) (extras-unknown extra) extra))
          (unknown (if old (concatenate 'octets old octets) octets)))
@@ -316,7 +319,7 @@ thread at a time may change TARGET, while no other thread changes SOURCE."
 
 (defun clear-message (message)
   "Make every field and extension of MESSAGE absent, drop its unknown fields, and return it. Only
-one thread at a time may do this with MESSAGE."
+one thread at a time may change MESSAGE."
   (let ((current (current message)))
     (setf (message-extra current) nil)
     (loop for slot across (layout-slots (message-layout current))
@@ -328,10 +331,10 @@ one thread at a time may do this with MESSAGE."
 ;;; share that room.
 
 (defparameter *print-message-characters* 60
-  "The most characters or octets of a field that PRINT-OBJECT shows of a message.")
+  "The maximum number of characters or octets that PRINT-OBJECT shows of a field of a message.")
 
 (defconstant +message-characters+ 400
-  "The most characters shown of a message with its sub-messages.")
+  "The maximum number of characters that are shown of a message with its sub-messages.")
 
 (defvar *message-stream* nil
   "The stream to which a message is being written, or nil.")
@@ -387,8 +390,8 @@ few of them in hexadecimal."
                      (< 16 (length octets)))))))
 
 (defun octets-text (octets limit)
-  "The text that at most the first LIMIT of OCTETS encode; or nil if these are not text or the text
-has invisible characters."
+  "Return the text that the first LIMIT octets of OCTETS encode, or nil if these are not text or the
+text has invisible characters."
   (and (plusp (length octets))
        (let* ((end (min limit (length octets)))
               ;; do not end within a character

@@ -110,8 +110,8 @@
 ;;; Fingerprints
 
 (defun field-facts (field entries)
-  "The properties of FIELD on which the layout and the coders of its message depend, those of JSON
-included. ENTRIES are the MAP-ENTRIES around."
+  "Return the properties of FIELD on which the layout and the coders of its message, including those
+for JSON, depend. ENTRIES is the table that MAP-ENTRIES returned for the message."
   (let ((entry (map-entry-of field entries)))
     (list (field-descriptor-number field) (descriptor-name field) (field-descriptor-type field)
           (field-descriptor-type-name field) (field-descriptor-presence field)
@@ -129,8 +129,8 @@ included. ENTRIES are the MAP-ENTRIES around."
     (double-float (double-bits value))))
 
 (defconstant +representation+ 1
-  "A number that changes when generated code of older versions no longer fits; it is part of every
-fingerprint.")
+  "The version of the form of generated code. It is part of every fingerprint, and must be changed
+when code that an older version generated no longer fits.")
 
 (defun message-fingerprint (message)
   (with-standard-io-syntax
@@ -149,7 +149,7 @@ fingerprint.")
             :test 'equal))
 
 (defun map-entry-of (field entries)
-  "The entry type of FIELD, one of ENTRIES, or nil if it is not a map."
+  "Return the entry type of FIELD, an element of ENTRIES, or nil if FIELD is not a map."
   (and (field-descriptor-map-p field)
        (values (gethash (field-descriptor-type-name field) entries))))
 
@@ -186,7 +186,7 @@ fingerprint.")
   (funcall (state-place state) name))
 
 (defun make-distinct (slot state)
-  "Give SLOT a different name and place if an earlier slot has the same name, as with fooBar and
+  "Change the name and the place of SLOT if an earlier slot has the same name, as with fooBar and
 foo_bar."
   (when (gethash (slot-name slot) (state-names state))
     (setf (slot-name slot) (format nil "~A-~D" (slot-name slot) (slot-number slot))
@@ -197,7 +197,7 @@ foo_bar."
                                                           (slot-number slot))))))
 
 (defun add-presence (slot state)
-  "Choose what marks SLOT as present; the mark may be a bit."
+  "Choose the mark that SLOT is present; the mark may be a bit."
   (let ((field (slot-field slot)))
     (setf (slot-presence slot)
           (cond ((not (eq :singular (slot-label slot))) :elements)
@@ -231,7 +231,7 @@ foo_bar."
             (slot-entry-value slot) (field-slot value #'make-symbol)))))
 
 (defun add-size (slot place)
-  "If SLOT is a packed field whose size must be computed, give SLOT a place for the size."
+  "If SLOT is a packed field whose size must be computed, add a place for the size to SLOT."
   (when (and (eq :repeated (slot-label slot))
              (slot-packed-p slot)
              (not (fixed-size (slot-kind slot))))

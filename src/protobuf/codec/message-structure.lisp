@@ -8,7 +8,8 @@
 (in-package #:clgrpc.protobuf)
 
 (defmacro define-function (name lambda-list &body body)
-  "As DEFUN, but promise nothing about the function to its callers, and redefine silently."
+  "Define a function as DEFUN does, but without a declared type on which compiled callers could
+rely, and without a warning if the function is redefined."
   `(progn
      (declaim (ftype function ,name))
      (setf (fdefinition ',name)
@@ -67,8 +68,8 @@
             (lambda (message) (place-value message name)))))
 
 (defmacro define-hidden-structure (&rest definition &environment environment)
-  "As DEFSTRUCT with DEFINITION, but of its functions only the constructor is compiled. The
-accessors' functions, which SBCL's classes need, are closures, since compiled code has accessors
+  "Define a structure as DEFSTRUCT does with DEFINITION, but compile only its constructor. The
+functions of accessors, which SBCL's classes need, are closures, because compiled code has accessors
 inline."
   (let ((forms (macroexpand-1 `(defstruct ,@definition) environment)))
     (assert (eq 'progn (first forms)))
@@ -108,7 +109,7 @@ inline."
   "A table from full names to descriptors that are being compiled and not registered yet.")
 
 (defun find-linked (full-name)
-  "The descriptor of the type FULL-NAME, from those being compiled or registered."
+  "The descriptor of the type FULL-NAME, which is being compiled or is registered."
   (or (gethash full-name *linked*)
       (find-descriptor full-name)
       (error "The type ~A is not linked." full-name)))
@@ -177,13 +178,13 @@ inline."
 ;;; The constructor
 
 (defun refuse-second-field (constructor keywords)
-  "Signal MISUSE, since CONSTRUCTOR got two of KEYWORDS, the fields of a oneof."
+  "Signal MISUSE, because CONSTRUCTOR was called with two of KEYWORDS, the fields of a oneof."
   (misuse "~(~S~) takes one of ~{:~(~A~)~^, ~}, the fields of a oneof, not several." constructor
           keywords))
 
 (defun construct-form (slot constructor)
-  "As WRITE-FORM, in CONSTRUCTOR, which takes one field of a oneof at most; a nil message counts as
-not given."
+  "Return the form that WRITE-FORM returns, for use in CONSTRUCTOR. CONSTRUCTOR takes at most one
+field of a oneof; a message that is nil counts as not given."
   (if (eq :oneof (slot-presence slot))
       (let ((oneof (slot-oneof slot)))
         `(when ,(if (eq :message (slot-kind slot)) 'value t)
@@ -242,8 +243,8 @@ not given."
                 name keyword (keyword-hint name keyword names) names)))))
 
 (defun keyword-hint (name keyword names)
-  "A text about KEYWORD, which the constructor NAME does not accept: that it is a oneof, or which of
-NAMES was probably meant; or nil."
+  "Return a hint about KEYWORD, which the constructor NAME does not accept: a text that KEYWORD
+names a oneof, or one with the element of NAMES that was probably meant; or nil if neither applies."
   (when (symbolp keyword)
     (let* ((message (subseq (string name) (length "MAKE-")))
            (accessor (find-symbol (format nil "~A-~A-CASE" message keyword)
@@ -254,7 +255,7 @@ NAMES was probably meant; or nil."
             (and likely (format nil "is it :~A?" likely)))))))
 
 (defun refuse-unknown-keyword (name keyword)
-  "Signal MISUSE unless the constructor NAME accepts KEYWORD by now."
+  "Signal MISUSE unless the present definition of the constructor NAME accepts KEYWORD."
   (let ((text (unknown-keyword-text name keyword)))
     (when text (misuse "~A." text))))
 
@@ -266,8 +267,8 @@ does not accept."
           do (unless (eq :allow-other-keys keyword) (refuse-unknown-keyword name keyword)))))
 
 (defun checked-construction (form environment)
-  "The compiler macro of constructors: return FORM or, if it has a keyword that is not a field, a
-form that signals MISUSE."
+  "Expand FORM, as the compiler macro of constructors. Return FORM or, if it has a keyword that is
+not a field, a form that signals MISUSE."
   (declare (ignore environment))
   (let* ((name (first form))
          (wrong (and (evenp (length (rest form)))

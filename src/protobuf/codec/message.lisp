@@ -54,7 +54,7 @@
 
 (declaim (inline message-type-reader message-type-sizer message-type-writer))
 (defstruct (message-type (:constructor %make-message-type (name)) (:copier nil))
-  "A message type, one per full name."
+  "A message type. The image has one MESSAGE-TYPE object for each full name."
   (name "" :type string :read-only t)   ; the full name
   (symbol nil :type symbol) ; the symbol that names the type in Lisp, or nil before it is defined
   (descriptor nil :type (or null message-descriptor)) ; the current descriptor, or nil
@@ -72,11 +72,12 @@
   message-type-name "The full name of the message type: \"helloworld.HelloReply\"."
   message-type-symbol "The symbol that names the type in Lisp, or nil before it is defined."
   message-type-descriptor "The descriptor of the message type, or nil before it is defined."
-  message-type-sizer "A function of a message of the type that returns its serialized size in octets
-and stores the sizes of its parts in it for the writer."
-  message-type-writer "A function of a message of the type, octets and start that writes the message
-there and returns the end. It is called directly after the sizer, so the message cannot change in
-between. It may overwrite up to nine octets after the end, if the vector has them.")
+  message-type-sizer "A function of a message of the type. It returns the message's serialized size
+in octets, and stores the sizes of the message's parts in the message, for the writer."
+  message-type-writer "A function of a message of the type, octets and a start. It writes the
+message to the octets, beginning at the start, and returns the end. Call it directly after the
+sizer, so that the message cannot change in between. It may overwrite up to nine octets after the
+end, if the vector has them.")
 
 ;;; A counter of definitions, so that data derived from several of them can be checked for changes
 
@@ -102,7 +103,7 @@ between. It may overwrite up to nine octets after the end, if the vector has the
 (declaim (inline make-reading reading-depth reading-allowance reading-deferred-p reading-spare
                  reading-kept-start reading-kept-stop))
 (defstruct (reading (:constructor make-reading (depth allowance deferred-p spare)) (:copier nil))
-  "The state of reading one message with all that is in it."
+  "The state of reading one message with all messages inside it."
   (depth 0 :type fixnum)                ; how many levels may still be entered
   ;; how many octets of memory the messages being read may still take
   (allowance 0 :type fixnum)
@@ -139,9 +140,9 @@ between. It may overwrite up to nine octets after the end, if the vector has the
 (defmacro read-twice ((reading size &key (depth '**max-message-depth**)
                                       (decoded-octets '**max-decoded-octets**) spare)
                       form)
-  "The value of FORM with READING bound to fresh state for SIZE octets, which may nest DEPTH levels
-below the outermost message: first the plain way and, if that returns nil, the deferred way. SPARE
-as in READING."
+  "Return the value of FORM with READING bound to fresh state for SIZE octets, in which messages may
+nest DEPTH levels below the outermost. FORM reads the plain way first and, if it returns nil, a
+second time the deferred way. SPARE is the slot of READING with that name."
   (let ((allowance (gensym "ALLOWANCE")) (levels (gensym "LEVELS")))
     `(let ((,allowance (+ ,decoded-octets (* 8 ,size))) (,levels (1+ ,depth)))
        (or (let ((,reading (make-reading ,levels ,allowance nil ,spare)))
@@ -172,8 +173,8 @@ the image, even before its definition is loaded; until then its coders signal MI
 
 (defun find-message-type (designator)
   "Return the message type denoted by DESIGNATOR (a full name, a symbol such as
-HELLOWORLD:HELLO-REPLY, or a message type), or nil. Signal MISUSE for any other object. From any
-thread."
+HELLOWORLD:HELLO-REPLY, or a message type), or nil if there is no such type. Signal MISUSE for any
+other object. From any thread."
   (typecase designator
     (message-type designator)
     (symbol (get designator 'message-type))
@@ -229,13 +230,14 @@ such type is defined. From any thread."
 (defglobal **layout-cache** (make-array 512 :initial-element nil))
 
 (defun renew-layout-cache ()
-  "Forget the layouts that have been looked up, since a structure has another layout now."
+  "Forget the layouts that have been looked up. This is necessary when a structure gets another
+layout."
   (sb-thread:barrier (:write))
   (setf **layout-cache** (make-array 512 :initial-element nil)))
 
 (declaim (sb-ext:maybe-inline message-layout))
 (define-hot message-layout ((message message)) layout
-  "The layout MESSAGE was made with."
+  "The layout with which MESSAGE was made."
   (let* ((wrapper (sb-kernel:%instance-layout message))
          (place (logand 511 (ash (sb-kernel:get-lisp-obj-address wrapper) -6)))
          (cache **layout-cache**)
@@ -262,7 +264,7 @@ such type is defined. From any thread."
 ;;; Enums
 
 (defstruct (enum-type (:constructor %make-enum-type (name)) (:copier nil))
-  "An enum type, one per full name."
+  "An enum type. The image has one ENUM-TYPE object for each full name."
   (name "" :type string :read-only t)   ; the full name
   (descriptor nil :type (or null enum-descriptor)) ; the current descriptor, or nil
   (keywords #() :type simple-vector)    ; the keyword of each number from 0 where there is one
@@ -291,7 +293,8 @@ such type is defined. From any thread."
             (setf (gethash full-name **enum-types**) (%make-enum-type (copy-seq full-name)))))))
 
 (defun find-enum-type (designator)
-  "Return the enum type denoted by DESIGNATOR (a full name, a symbol, or an enum type), or nil."
+  "Return the enum type denoted by DESIGNATOR (a full name, a symbol, or an enum type), or nil if
+there is no such type."
   (etypecase designator
     (enum-type designator)
     (symbol (get designator 'enum-type))
@@ -301,14 +304,14 @@ such type is defined. From any thread."
   "The number below which the numbers of an enum are looked up in a vector.")
 
 (defun install-enum (full-name)
-  "Give the enum type FULL-NAME the values of its registered descriptor."
+  "Set the values of the enum type FULL-NAME to those of its registered descriptor."
   (let ((type (intern-enum-type full-name)) (descriptor (find-descriptor full-name)))
     (fill-enum type descriptor (enum-value-keywords descriptor) 'eq)
     (setf (get (enum-descriptor-symbol descriptor) 'enum-type) type)))
 
 (defun fill-enum (type descriptor designators test)
-  "Give the enum TYPE the values of DESCRIPTOR. DESIGNATORS are the Lisp designators of the values,
-in order; TEST compares them."
+  "Set the values of the enum TYPE to those of DESCRIPTOR. DESIGNATORS are the Lisp designators of
+the values, in order; TEST compares them."
   (let* ((values (enum-descriptor-values descriptor))
          ;; not a long vector for few values
          (limit (min +dense-enum-limit+ (+ 16 (* 4 (length values)))))

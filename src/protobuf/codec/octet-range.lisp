@@ -4,7 +4,8 @@
 (in-package #:clgrpc.protobuf)
 
 (define-hot note-range ((ranges list) (start index) (end index)) list
-  "RANGES, the latest first, with START to END added; a range that follows the latest extends it."
+  "Return RANGES, the latest first, with START to END added. A range that directly follows the
+latest range extends it."
   (if (and ranges (consp (first ranges)) (eql start (cdr (first ranges))))
       (setf (cdr (first ranges)) end)
       (push (cons start end) ranges))

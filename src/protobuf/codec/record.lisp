@@ -10,7 +10,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (record (:constructor make-record (message &key literal-p)) (:copier nil))
-  "A message of which only the descriptor is known, such as the options of a declaration."
+  "A message whose type is known only by its descriptor, such as the options of a declaration."
   (message nil :type message-descriptor) ; the descriptor with these fields
   (entries '() :type list)              ; (field . value), in order
   (tail '() :type list)                 ; the last cons of ENTRIES that ADD-ENTRY made
@@ -134,8 +134,8 @@
     merged))
 
 (defun group-entries (record)
-  "The entries of RECORD as (field . values), by number. A field that is not repeated has one value:
-the last one or, for messages, the result of merging."
+  "Return the entries of RECORD as conses (field . values), in the order of field numbers. A field
+that is not repeated has one value: the last value or, for messages, the result of merging all."
   (let ((groups '()) (by-number (make-hash-table)))
     (loop for (field . value) in (record-entries record)
           for number = (field-descriptor-number field)
@@ -181,8 +181,8 @@ the last one or, for messages, the result of merging."
       (string= "pb.cpp" (descriptor-full-name field))))
 
 (defun write-written (record)
-  "Write the content of RECORD, which is options, or a part of options, that protoc knows: standard
-options by number, each custom option as it was written."
+  "Write the content of RECORD, which is an options message that protoc knows, or a part of one.
+Standard options are sorted by number; each custom option is written as it was in the source."
   (let ((standard (make-record (record-message record))))
     (setf (record-entries standard)
           (remove-if-not #'standard-field-p (record-entries record) :key #'first))
@@ -201,7 +201,8 @@ options by number, each custom option as it was written."
             do (write-field-value field value #'write-as-written))))
 
 (defun record-octets (record form)
-  "RECORD serialized, FORM being :canonical or :written."
+  "Return RECORD serialized, by WRITE-CANONICAL if FORM is :canonical or by WRITE-WRITTEN if it is
+:written."
   (with-octets-out ()
     (ecase form
       (:canonical (write-canonical record))
@@ -222,8 +223,8 @@ options by number, each custom option as it was written."
 
 (defun map-wire-fields (function octets &optional (at 0) (end (length octets)))
   "Call FUNCTION with number, wire type, value, start and end of each field in OCTETS from AT to
-END. The value is an unsigned integer; or nil for wire types 2 and 3, whose content is from start to
-end. Signal PROTOBUF-ERROR."
+END. The value is an unsigned integer. For wire types 2 and 3 it is nil, and their content is from
+start to end. Signal PROTOBUF-ERROR."
   (let ((tag 0))
     (loop while (< at end)
           do (setf (values tag at) (read-tag octets at end))

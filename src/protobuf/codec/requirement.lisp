@@ -37,7 +37,7 @@ come from peers and be nested deeply, so the function does not recur."
           (t (look-for-requirement type)))))
 
 (defun missing-path (message)
-  "The path from MESSAGE to a required field that it lacks, or nil."
+  "Return the path from MESSAGE to a required field that is missing, or nil if none is missing."
   (let* ((message (current message)) (layout (message-layout message))
          (table (message-type-extensions (layout-type layout))))
     (flet ((below (slot)
@@ -53,8 +53,8 @@ come from peers and be nested deeply, so the function does not recur."
                                            :key #'slot-presence :test-not #'eq)))))))
 
 (defun missing-below (message slot)
-  "The path from MESSAGE through SLOT, which is present in MESSAGE, to a missing required field; or
-nil."
+  "Return the path from MESSAGE through SLOT, which is present in MESSAGE, to a required field that
+is missing, or nil if none is missing."
   (let ((value (slot-user-value message slot)))
     (flet ((path (message control &rest arguments)
              (let ((path (missing-path message)))

@@ -125,7 +125,7 @@ with VALUE bound."
   :put (setf at (write-octets value octets at)))
 
 (defun fixed-size (kind)
-  "How many octets each value of KIND takes, or nil if that depends on the value."
+  "Return the number of octets that each value of KIND takes, or nil if that depends on the value."
   (let ((size (scalar-size (scalar-of kind))))
     (and (integerp size) size)))
 
@@ -180,8 +180,8 @@ type, if any."
        value))))
 
 (defun accepted-type (label kind)
-  "The type of the values that a field of LABEL and KIND, which is not a message, accepts: T if only
-the conversion can check them."
+  "Return the type of the values that a field of LABEL and KIND, which is not a message, accepts, or
+T if only the conversion can check the values."
   (ecase label
     (:map '(or list hash-table proto-map))
     (:repeated 'sequence)
@@ -204,15 +204,15 @@ the conversion can check them."
                                        ,field))))
 
 (defmacro given ((type field) form)
-  "FORM, the conversion of a user's VALUE for FIELD, a full name, if VALUE is of TYPE; else a form
-that signals an error."
+  "Evaluate FORM, the conversion of a user's VALUE for FIELD, a full name, if VALUE is of TYPE;
+otherwise signal an error."
   (if (eq t type) form `(if (typep value ',type) ,form (refuse-value value ',type ,field))))
 
 (defun scalar-type-of (kind)
   (scalar-lisp-type (scalar-of kind)))
 
 (defun proper-list-p (value)
-  "True if VALUE is a list that ends with nil; PUSH on a vector makes one that does not."
+  "True if VALUE is a list that ends with nil. A list that PUSH makes from a vector does not."
   (and (listp value) (ignore-errors (list-length value)) t))
 
 (deftype repeated-values ()

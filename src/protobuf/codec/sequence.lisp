@@ -35,7 +35,7 @@ VECTOR; the caller must write the rest."
      (setf ,vector (truly-the ,type (resize-vector ,vector ,count (room-for ,count ,more))))))
 
 (defmacro ensure-packed-room (vector count more element)
-  "As ENSURE-ROOM for a vector of ELEMENT, which is usually empty before."
+  "Do what ENSURE-ROOM does, for a vector of ELEMENT, which is usually empty before."
   `(let ((more ,more))
      (declare (type index more))
      (if (and (zerop ,count) (zerop (length ,vector)))
@@ -51,7 +51,7 @@ VECTOR; the caller must write the rest."
            ,count (truly-the index (1+ ,count)))))
 
 (define-leaf %count-varints ((octets octets) (start index) (end index)) index
-  "How many varints end in the octets START to END."
+  "Return the number of varints that end in the octets from START to END."
   (let ((count 0) (at start))
     (declare (type index count at))
     (when (and (<= 32 (- end start)) (avx2-p))
@@ -89,9 +89,9 @@ VECTOR; the caller must write the rest."
 
 (define-hot measure-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32)))
     (values index index)
-  "Two values: the number of length-delimited fields with TAG that follow each other from AT, which
-is after the first TAG, and the memory in octets that they need if they are ASCII strings. The count
-ends at malformed octets and at a length or tag of more than two octets."
+  "AT is the position after the first TAG of a series of length-delimited fields with TAG. Return
+two values: the number of these fields, and the memory in octets that they need if they are ASCII
+strings. The count ends at malformed octets and at a length or tag of more than two octets."
   (let ((size (if (< tag 128) 1 2)) (count 0) (memory 0))
     (declare (type index count memory))
     (cond ((or (>= tag 16384) (< (- end at) 3)) (values 1 0))
@@ -127,20 +127,21 @@ ends at malformed octets and at a length or tag of more than two octets."
 ;;; has seen. For the collector this vector turns at once into strings and a shorter vector.
 
 (defconstant +piece+ 4096
-  "The most octets of memory in which strings are made at once, while the collector waits.")
+  "The maximum number of octets of memory in which strings are made at once, while the collector
+waits.")
 
 (defconstant +carve-p+ (known-heap-p)
-  "True if pieces of a vector may become objects: not with every version of SBCL, since a collector
-may have to know every object.")
+  "True if pieces of a vector may become objects. Not every version of SBCL allows this, because its
+collector may have to know every object.")
 
 (define-leaf %read-strings ((octets octets) (at index) (end index) (tag (unsigned-byte 14))
                             (vector simple-vector) (count index) (piece octets))
     (values index index index)
-  "Read the strings of fields with TAG that follow each other from AT, after the first TAG, and put
-them after the COUNT elements of VECTOR. Return the new count, the position after the last string,
-and the octets of PIECE that they took. The reading ends at a string that is not ASCII or has more
-than 63 octets, near the end of OCTETS, and at the end of VECTOR or PIECE. The collector must be
-off. Afterwards only the rest of PIECE is a vector."
+  "Read the strings of consecutive fields with TAG; AT is the position after the first TAG. Put the
+strings after the COUNT elements of VECTOR. Return the new count, the position after the last
+string, and the octets of PIECE that they took. The reading ends at a string that is not ASCII or
+has more than 63 octets, near the end of OCTETS, and at the end of VECTOR or PIECE. The collector
+must be off. Afterwards only the rest of PIECE is a vector."
   (let* ((header (* sb-vm:vector-data-offset sb-vm:n-word-bytes))
          (all (+ header (logandc2 (+ (length piece) 15) 15)))
          (size (if (< tag 128) 1 2))
@@ -181,8 +182,8 @@ off. Afterwards only the rest of PIECE is a vector."
 (define-hot read-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32))
                       (vector simple-vector) (count index))
     (values simple-vector index index)
-  "Make room in VECTOR, after its COUNT elements, for the strings of fields with TAG that follow
-each other from AT, which is after the first TAG, and read some of the first. Return the vector, the
+  "Make room in VECTOR, after its COUNT elements, for the strings of consecutive fields with TAG,
+and read some of these strings. AT is the position after the first TAG. Return the vector, the
 count, and the position after the last string read, or AT."
   (multiple-value-bind (run memory) (measure-run octets at end tag)
     (declare (type index run memory))
@@ -218,14 +219,15 @@ count, and the position after the last string read, or AT."
     (inst512 :vmovdqu64-to (memory 0 to) octets)))
 
 (defconstant +string-slack+ 64
-  "The octets after a string that may be written, since the next string overwrites them.")
+  "The number of octets after a string that may be written, because the next string overwrites
+them.")
 
 (define-leaf %put-strings ((vector simple-vector) (octets octets) (at index)
                            (tag (unsigned-byte 14)))
     (values index index)
-  "Write the first strings of VECTOR as fields with TAG at AT, while they are short base strings and
-others follow that will overwrite the octets written after them. Return the number of these strings,
-and the position after them."
+  "Write the first strings of VECTOR as fields with TAG at AT. Stop before a string that is not a
+short base string, or after which too little follows to overwrite the octets written after it.
+Return the number of these strings, and the position after them."
   (let* ((i 0) (wide (avx512-p))
          (count (- (length vector) (floor +string-slack+ 2))) ; a string takes two octets at least
          (last (- (length octets) 131))
@@ -256,15 +258,16 @@ and the position after them."
 (define-leaf %copy-elements ((from (simple-array * (*))) (start index)
                              (to (simple-array * (*))) (at index) (size index))
     null
-  "Copy SIZE octets of the data of the vector FROM, from the octet START of it on, to the octet AT
-of the data of TO. Both vectors have numbers as elements."
+  "Copy SIZE octets of the data of the vector FROM, beginning at its octet START, to the data of TO,
+beginning at the octet AT. The elements of both vectors are numbers."
   (with-sap ((source from) (target to))
     (%copy-memory (sb-sys:sap+ source start) (sb-sys:sap+ target at) size))
   nil)
 
 (defmacro unpack-varint ()
-  "The varint at the beginning of WORD, read at AT; move AT after it. The varint's length is
-predicted rather than computed, since reading the next varint must wait for the length."
+  "Return the varint at the beginning of WORD, which was read at AT, and move AT after it. A branch
+for each length is used, because the processor predicts branches: with a computed length, reading
+the next varint would have to wait for it."
   `(macrolet ((found (size value)
                 `(prog1 ,value (setf at (truly-the index (+ at ,size))))))
      (cond ((not (logtest #x80 word)) (found 1 (ldb (byte 7 0) word)))
@@ -289,8 +292,8 @@ predicted rather than computed, since reading the next varint must wait for the 
                     (logior low (ash high 32)))))))))
 
 (defmacro pack-varint (value)
-  "Write VALUE, of 64 bits, as a varint at AT of BASE and move AT after it. Up to ten octets from AT
-on may be written."
+  "Write VALUE, of 64 bits, as a varint at AT of BASE and move AT after it. Up to ten octets may be
+written."
   `(let ((value ,value))
      (declare (type (unsigned-byte 64) value))
      (flet ((septet (position)
@@ -355,8 +358,8 @@ TYPE is a form for its enum type."
                 (scalar-putter scalar) #',(funcall name "PUT"))))))
 
   (defun kernel-function (verb scalar)
-    "The kernel (varint-kernel.lisp) that does VERB for the varints of SCALAR. The kernels of int64
-serve uint64, too; of the kernels of int32 only the reader serves uint32."
+    "Return the kernel (varint-kernel.lisp) that performs VERB for the varints of SCALAR. The
+kernels of int64 also serve uint64; of the kernels of int32 only the reader serves uint32."
     (let ((kind (scalar-kind scalar)))
       (kind-function verb (cond ((eq kind :uint64) :int64)
                                 ((and (eq kind :uint32) (search "UNPACK" verb)) :int32)
@@ -400,12 +403,12 @@ serve uint64, too; of the kernels of int32 only the reader serves uint32."
                    at))))))
 
   (defun scalar-width (scalar)
-    "The octets that each value of SCALAR takes on the wire, if that equals its size in memory; else
-nil."
+    "Return the number of octets that each value of SCALAR takes on the wire if it takes as many in
+memory, else nil."
     (case (scalar-wire scalar) (1 8) (5 4)))
 
   (defun varint-bits (scalar)
-    "32 or 64 for the integers that are varints."
+    "Return 32 or 64, the number of bits of the integers that are varints."
     (case (scalar-kind scalar)
       ((:int32 :uint32 :sint32) 32)
       ((:int64 :uint64 :sint64) 64)))
@@ -611,8 +614,8 @@ Return that vector and the position after the field."
      (number (unsigned-byte 29)) (type enum-type) (ranges list))
     (values simple-vector index list)
   "Read the packed enum elements from AT to END. Return three values: the vector, the count, and
-RANGES. The octets of unknown elements are added to RANGES as one vector: a vector for each would
-take fifty times as many octets."
+RANGES. The octets of unknown elements are added to RANGES as one vector, because a vector for each
+element would take fifty times as many octets."
   (let ((unknown (load-time-value (make-octets 0) t)) (size 0))
     (declare (type octets unknown) (type index size))
     (loop while (< at end)

@@ -20,7 +20,7 @@ storage of that place."
     (values (sb-kernel:dsd-index row) (sb-kernel:dsd-raw-type row))))
 
 (defun note-places (structure)
-  "Remember for PLACE-VALUE where the places of STRUCTURE are."
+  "Record the locations of the places of STRUCTURE for PLACE-VALUE."
   (dolist (row (sb-kernel:dd-slots (sb-kernel:find-defstruct-description structure)))
     (setf (get (sb-kernel:dsd-name row) 'place)
           (cons (sb-kernel:dsd-index row) (sb-kernel:dsd-raw-type row)))))

@@ -110,8 +110,8 @@ bit in ENDS, up to LAST, one of these bits. They move HERE and DONE after them."
 
 (define-kernel %count-ends ((from :sap) (count :count)) (ends here)
     (:integers (mask) :vectors (octets))
-    "Two numbers: how many of the COUNT octets at FROM, a multiple of sixteen, end a varint; and
-COUNT."
+    "Return two numbers: the number of octets that end a varint, among the COUNT octets at FROM,
+where COUNT is a multiple of sixteen; and COUNT."
   (inst xor here here)
   (inst mov ends count)
   LOOP
@@ -127,7 +127,7 @@ COUNT."
 
 (define-kernel %count-ends-512 ((from :sap) (count :count)) (ends here)
     (:integers (more) :vectors-512 (octets) :masks (some))
-    "As %COUNT-ENDS for a multiple of 64."
+    "Do what %COUNT-ENDS does, for a COUNT that is a multiple of 64."
   (inst xor here here)
   (inst mov ends count)
   LOOP
@@ -149,8 +149,8 @@ COUNT."
        ,@(when sizes
            `((define-kernel ,sizes ((from :sap) (count :count)) (total done)
                  (:integers (next) :vectors-512 (sums values spare one most))
-                 "Two numbers: how many octets the varints of the elements at FROM take, and how
-many elements these are: all of the COUNT but seven at most."
+                 "Return two numbers: the number of octets that the varints of the first elements at
+FROM take, and the number of these elements, which is COUNT or up to seven less."
                (broadcast one next 1)
                (broadcast most next 640)
                (inst512 :vpxorq sums sums sums)
@@ -183,8 +183,9 @@ many elements these are: all of the COUNT but seven at most."
                   :vectors-512 (values spread spare packed shifts septets one octets long tops
                                 rests)
                   :masks (some))
-                 "Write the varints of the COUNT elements at FROM to TO, eight at a time while there
-are eight and 64 octets are left of ROOM. Return how many elements and octets these were."
+                 "Write the varints of the COUNT elements at FROM to TO, eight at a time, while
+eight elements are left and 64 octets of ROOM are free. Return the numbers of elements and of octets
+written."
                (inst xor done done)
                (inst xor here here)
                (broadcast shifts next #x312A231C150E0700)
@@ -232,10 +233,10 @@ are eight and 64 octets are left of ROOM. Return how many elements and octets th
                   :vectors-512 (octets positions eighths places lasts firsts values spare
                            septets one seven low pairs quads)
                   :masks (some others))
-                 "Read varints of the COUNT octets at FROM into the elements at TO while there is
-room for eight of ROOM elements and 64 octets are left. Return how many elements and octets
-these were. The octets are processed 1,024 at a time: first the ends of all varints become the bits
-of SCRATCH, seventeen words, so that the position to continue at is known early."
+                 "Read varints of the COUNT octets at FROM into the elements at TO, of which there
+are ROOM, while eight of these are free and 64 octets are left. Return the numbers of elements and
+of octets read. The octets are processed 1,024 at a time: first the ends of all varints become the
+bits of SCRATCH, seventeen words, so that the position to continue at is known early."
                (inst xor done done)
                (inst xor here here)
                (broadcast places next #x0706050403020100) ; of octets in eight
@@ -327,7 +328,8 @@ of SCRATCH, seventeen words, so that the position to continue at is known early.
        ,@(when sizes
            `((define-kernel ,sizes ((from :sap) (count :count)) (total done)
                  (:integers (value size))
-                 "How many octets the varints of the COUNT elements at FROM take, and COUNT."
+                 "Return the number of octets that the varints of the COUNT elements at FROM take,
+and COUNT."
                (inst xor done done)
                (inst xor total total)
                LOOP
@@ -348,7 +350,7 @@ of SCRATCH, seventeen words, so that the position to continue at is known early.
            `((define-kernel ,pack ((from :sap) (count :count) (to :sap) (room :count)) (done here)
                  (:integers (value size spread septets) :shift shift)
                  "Write the varints of the COUNT elements at FROM to TO, while eight octets of ROOM
-are left, or ten for a varint that takes ten. Return how many elements and octets these were."
+are left, or ten for a varint that takes ten. Return the numbers of elements and of octets written."
                (inst xor done done)
                (inst xor here here)
                (inst mov septets +septets+)
@@ -398,8 +400,8 @@ are left, or ten for a varint that takes ten. Return how many elements and octet
            `((define-kernel ,unpack ((from :sap) (count :count) (to :sap)) (done here)
                  (:integers (block ends stop value septets)
                   :vectors (octets) :shift shift)
-                 "Read varints of the COUNT octets at FROM into the elements at TO, for each of
-which there is room. Return how many elements and how many octets these were."
+                 "Read the varints of the COUNT octets at FROM into the elements at TO, where there
+must be room for all. Return the numbers of elements and of octets read."
                (inst xor done done)
                (inst xor here here)
                (inst xor block block)
@@ -471,10 +473,11 @@ which there is room. Return how many elements and how many octets these were."
     ((octets :octets) (at :count) (last :count) (tag :count) (mask :count) (size :count))
     (count memory)
     (:integers (here length next))
-    "Two numbers: how many length-delimited fields with TAG, which has SIZE octets and is compared
-under MASK, follow each other from AT, which is after the first TAG; and the memory that their
-strings take. A run ends at a field that reaches beyond the octets or whose length takes more than
-two octets. The function reads nothing beyond the second octet from LAST."
+    "AT is the position after the first TAG of a series of length-delimited fields with TAG, which
+has SIZE octets and is compared under MASK. Return two numbers: the number of these fields, and the
+memory in octets that their strings take. The series ends at a field that reaches beyond the octets
+or whose length takes more than two octets. The function reads nothing beyond the second octet from
+LAST."
   (inst mov here at)
   (inst xor count count)
   (inst xor memory memory)
@@ -513,10 +516,11 @@ two octets. The function reads nothing beyond the second octet from LAST."
   `(define-kernel ,name ((from :sap) (to :sap) (place :sap) (tag :count) (limits :sap))
        (here used done)
        (:integers (length seen next) :vectors-256 (some others zero))
-       "Make strings in memory, one after the other from TO on, from the fields with TAG that follow
-each other from FROM on, and put them at PLACE. LIMITS are the number of strings; the last place
-with 65 octets after its tag; the end of the fields; and the last place in memory with room for any
-string. Return the numbers of octets read, of octets written, and of strings."
+       "Make strings of the consecutive fields with TAG that begin at FROM. Make them in memory, one
+after the other, beginning at TO, and store references to them at PLACE. LIMITS are four numbers:
+the number of strings, the last place with 65 octets after its tag, the end of the fields, and the
+last place in memory with room for any string. Return the numbers of octets read, of octets written,
+and of strings."
      (inst xor here here)
      (inst xor used used)
      (inst xor done done)

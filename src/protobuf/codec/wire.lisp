@@ -36,8 +36,8 @@
 ;;; Leaves
 
 (defmacro %octet-at (octets at)
-  "The octet AT of OCTETS, which is known to exist. %OCTET-AT is a macro, since generated readers
-use it very often and inline functions take long to compile."
+  "Return the octet AT of OCTETS, which must exist. This is a macro, because generated readers use
+it very often and inline functions take long to compile."
   `(truly-the octet (sb-kernel:data-vector-ref (truly-the octets ,octets) (truly-the index ,at))))
 
 (define-leaf (%u32-at :inline t) ((octets octets) (at index)) (unsigned-byte 32)
@@ -72,7 +72,7 @@ called."
           ,@',(if (stringp (first body)) (rest body) body)))))
 
 (define-conversion varint-size (value (unsigned-byte 64))
-  "How many octets the varint of VALUE takes."
+  "Return the number of octets of the varint of VALUE."
   (if (zerop (logandc2 value 127))
       1
       (ash (+ 64 (* 9 (integer-length value))) -6)))
@@ -121,7 +121,7 @@ called."
      (setf at (truly-the index (+ at count)))))
 
 (define-leaf (%compact :inline t) ((word (unsigned-byte 64))) (unsigned-byte 56)
-  "The low seven bits of each octet of WORD side by side."
+  "Return the low seven bits of each octet of WORD, side by side."
   (let* ((a (logior (logand word #x007F007F007F007F)
                     (ash (logand word #x7F007F007F007F00) -1)))
          (b (logior (logand a #x00003FFF00003FFF) (ash (logand a #x3FFF00003FFF0000) -2))))
@@ -134,8 +134,8 @@ does."
     (logand ends (ldb (byte 64 0) (- ends)))))
 
 (defmacro read-long-varint (found)
-  "Read the varint at AT, where ten octets can be read, and call the local function FOUND with its
-value and the position after it. Eight octets are examined at once."
+  "Read the varint at AT, where ten octets can be read. Call the local function FOUND with the
+varint's value and the position after it. Eight octets are examined at once."
   `(let* ((word (%u64-at octets at))
           (bit (%last-octet-bit word)))
      (declare (type (unsigned-byte 64) word bit))
@@ -152,7 +152,7 @@ value and the position after it. Eight octets are examined at once."
                  (t (fail-varint at)))))))
 
 (defmacro read-short-varint (found else)
-  "As READ-LONG-VARINT if the varint has two or three octets; else evaluate ELSE."
+  "Do what READ-LONG-VARINT does if the varint has two or three octets; otherwise evaluate ELSE."
   `(let ((first (%octet-at octets at))
          (second (%octet-at octets (truly-the index (+ at 1))))
          (third (%octet-at octets (truly-the index (+ at 2)))))
@@ -164,7 +164,7 @@ value and the position after it. Eight octets are examined at once."
          ,else)))
 
 (defmacro read-last-varint (found)
-  "As READ-LONG-VARINT for a varint that may have fewer than ten octets before END."
+  "Do what READ-LONG-VARINT does, for a varint that may have fewer than ten octets before END."
   `(let ((value 0) (shift 0) (here at))
      (declare (type (unsigned-byte 64) value) (type (integer 0 70) shift) (type index here))
      (loop
@@ -196,7 +196,8 @@ from VALUE, the 64 bits of the varint, and NEXT, the position after the varint."
   (values (ldb (byte 32 0) value) next))
 
 (define-varint-reader read-varint64 (values (unsigned-byte 32) (unsigned-byte 32) index)
-    "Read a varint; return its low and its high 32 bits: one value of 64 bits would be boxed."
+    "Read a varint; return its low and its high 32 bits, because a single value of 64 bits would be
+boxed."
   (values (ldb (byte 32 0) value) (ash value -32) next))
 
 (define-varint-reader read-boolean (values boolean index)
@@ -247,7 +248,7 @@ value of READER."
          (truly-the (unsigned-byte 64) (logior low (ash high 32))))))
 
 (defmacro take-any-tag ()
-  "As TAKE-TAG, but read tags of two octets in line, too."
+  "Do what TAKE-TAG does, but also read tags of two octets in line."
   `(let ((first (%octet-at octets at))
          (second (if (< (1+ at) end) (%octet-at octets (1+ at)) 255)))
      (cond ((< first 128) (step-by 1) first)
@@ -308,8 +309,8 @@ it.")
 
 (define-hot utf8-character ((octets octets) (at index) (end index))
     (values (unsigned-byte 21) index)
-  "Two values: the code of the character whose UTF-8 begins at AT, and the position after it; for an
-octet that is not UTF-8, its escape."
+  "Return two values: the code of the character whose UTF-8 begins at AT, and the position after it.
+For an octet that is not UTF-8, the code is that of its escape."
   (let* ((lead (aref octets at))
          (count (cond ((< lead #x80) 1) ((< lead #xC2) 0) ((< lead #xE0) 2) ((< lead #xF0) 3)
                       ((< lead #xF5) 4) (t 0)))
@@ -350,7 +351,7 @@ octet that is not UTF-8, its escape."
   (with-delimited (start stop) (values (decode-unchecked-text octets start stop) stop)))
 
 (define-hot unchecked-length ((string simple-string)) index
-  "The octets that WRITE-UNCHECKED-TEXT writes for STRING after the length."
+  "The number of octets that WRITE-UNCHECKED-TEXT writes for STRING after the length."
   (if (typep string 'simple-base-string)
       (length string)
       (- (utf8-length string)
@@ -391,8 +392,8 @@ octet that is not UTF-8, its escape."
 
 (define-hot group-end ((octets octets) (at index) (end index) (number (unsigned-byte 29)))
     (values index index)
-  "Return two positions: where the content of the group NUMBER, which begins at AT, ends, and where
-its end tag ends."
+  "Return two positions for the group NUMBER, whose content begins at AT: the end of its content,
+and the end of its end tag."
   (loop
     (let* ((here at)
            (tag (take-tag)))
@@ -431,7 +432,7 @@ its end tag ends."
   (misuse "A message does not fit: it changed between its size pass and its write pass."))
 
 (define-leaf (%spread :inline t) ((value (unsigned-byte 56))) (unsigned-byte 64)
-  "VALUE with its bits spread, seven to an octet."
+  "Return VALUE with its bits spread, seven to an octet."
   (let* ((a (logior (logand value #x0FFFFFFF) (ash (logand value #xFFFFFFF0000000) 4)))
          (b (logior (logand a #x00003FFF00003FFF) (ash (logand a #x0FFFC0000FFFC000) 2))))
     (logior (logand b #x007F007F007F007F) (ash (logand b #x3F803F803F803F80) 1))))
@@ -439,8 +440,8 @@ its end tag ends."
 (define-leaf (%put-varint :inline t)
     ((value (unsigned-byte 64)) (size (integer 1 10)) (octets octets) (at index))
     index
-  "Write VALUE, whose varint takes SIZE octets, at AT, where there is room for them; return the
-position after it. Where the size allows, by two stores that overlap."
+  "Write VALUE, whose varint takes SIZE octets, at AT, where there must be room for them; return the
+position after it. If the size allows, the octets are written by two stores that overlap."
   (let* ((all (logior #x8080808080808080 (%spread (ldb (byte 56 0) value))))
          (word (if (<= size 8)
                    (logandc2 all (ldb (byte 64 0) (ash 1 (- (* 8 (the (integer 1 8) size)) 1))))
@@ -464,7 +465,8 @@ position after it. Where the size allows, by two stores that overlap."
 (define-leaf (%put-short-varint :inline t)
     ((value (unsigned-byte 21)) (octets octets) (at index))
     index
-  "As %PUT-VARINT for a value of at most three octets, with room for all three."
+  "Do what %PUT-VARINT does, for a value of at most three octets; there must be room for three
+octets."
   (cond ((< value #x80)
          (setf (aref octets at) value)
          (+ at 1))

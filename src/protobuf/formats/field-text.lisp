@@ -11,12 +11,12 @@
   (:report (lambda (condition stream)
              (format stream "The field ~A ~A." (field-text-error-path condition)
                      (field-text-error-text condition))))
-  (:documentation "A text does not represent a value of the field for which it was given. PATH has
-the names of the fields that lead to that field, joined by points; TEXT describes the fault."))
+  (:documentation "A text does not represent a value of the field for which it was given. PATH is
+the path to that field: names of fields, joined by points; TEXT describes the fault."))
 
 (document-functions
-  field-text-error-path "The names of the fields that lead to the one with an invalid text, joined
-by points."
+  field-text-error-path "The path to the field that has an invalid text: names of fields, joined by
+points."
   field-text-error-text "The fault in the text for a field, such as \"takes true or false\".")
 
 ;;; Paths
@@ -26,9 +26,9 @@ by points."
       (misuse "The message type ~A is not defined." (message-type-name type))))
 
 (defun find-field (type name)
-  "Return two values: the descriptor of a field of the message TYPE (a symbol, full name or message
-type), and the type of its messages, if it has messages. NAME is the field's name in the .proto file
-or in JSON. Return nil if there is no such field."
+  "Return two values: the descriptor of the field NAME of the message TYPE (a symbol, full name or
+message type), and the type of its message, or nil unless the field is a singular message. NAME is
+the field's name in the .proto file or in JSON. Return nil if there is no such field."
   (when-let ((slot (text-layout-slot (json-text-layout (layout-of-type (need-message-type type)))
                                      name)))
     (values (slot-field slot)
@@ -37,8 +37,8 @@ or in JSON. Return nil if there is no such field."
                  (slot-type-object slot)))))
 
 (defun find-field-path (type path &key (max-steps 32))
-  "Return two values: the descriptors of the fields to which PATH, a string of names joined by
-points, leads from the message TYPE, outermost first, and nil. Each name is as for FIND-FIELD. If
+  "Return two values: the descriptors of the fields on PATH, outermost first, and nil. PATH is a
+string of names joined by points, and begins at the message TYPE. Each name is as for FIND-FIELD. If
 there is no such field, or the path has more than MAX-STEPS names, return nil and the name at which
 the path fails. All fields but the last are singular messages."
   (let ((fields '()) (type (need-message-type type)) (path (coerce path 'simple-string)))
@@ -60,15 +60,17 @@ the path fails. All fields but the last are singular messages."
 ;;; Texts
 
 (defconstant +longest-number+ 128
-  "The most characters of a number in a bare text: a peer can repeat the path or query with the
-number at the cost of an octet or two, and a thousand digits take long to read.")
+  "The maximum number of characters of a number in a bare text. The number is limited because a
+thousand digits take long to read, while a peer can repeat a path or query with such a number at the
+cost of an octet or two.")
 
 (defun bare-number (text)
-  "As TEXT-NUMBER, but nil for a text that is too long."
+  "Return what TEXT-NUMBER returns, but nil for a text that is too long."
   (and (<= (length text) +longest-number+) (text-number text)))
 
 (defun text-integer (text)
-  "The integer in TEXT, a decimal number with an integral value, or nil."
+  "Return the integer that TEXT, a decimal number, represents, or nil if its value is not an
+integer."
   (let ((length (length text)))
     (if (and (< 0 length 19)
              (loop for char across text always (char<= #\0 char #\9))
@@ -78,7 +80,7 @@ number at the cost of an octet or two, and a thousand digits take long to read."
           (and digits (exact-integer digits exponent negative))))))
 
 (defun text-float (kind text)
-  "The float of KIND that TEXT represents, or nil."
+  "Return the float of KIND that TEXT represents, or nil if TEXT is not such a number."
   (if-let ((named (find text *named-floats* :key #'first :test #'string=)))
     (if (eq kind :float) (second named) (third named))
     (multiple-value-bind (digits exponent negative) (bare-number text)
@@ -90,7 +92,8 @@ number at the cost of an octet or two, and a thousand digits take long to read."
     (invalid-base64 () nil)))
 
 (defun text-enum (slot text)
-  "The number of the value of SLOT, an enum's, with the name or number TEXT; or nil."
+  "Return the number of the enum value of SLOT whose name or number is TEXT, or nil if there is no
+such value."
   (let ((type (slot-type-object slot)))
     (or (enum-value-number type text)
         (let ((number (text-integer text)))
@@ -109,8 +112,8 @@ is not a time."
       message)))
 
 (defun text-message (slot text)
-  "The message of SLOT that TEXT represents, if the JSON form of its type is neither object nor
-array; else two values: nil, and a text that describes the values that SLOT takes."
+  "Return the message of SLOT that TEXT represents, if the JSON form of its type is neither object
+nor array. Otherwise return two values: nil, and a text that describes the values that SLOT takes."
   (let* ((type (slot-type-object slot))
          (form (text-layout-form (json-text-layout (layout-of-type type))))
          (message (make-message type)))
@@ -133,8 +136,8 @@ array; else two values: nil, and a text that describes the values that SLOT take
        (values nil "takes a message, which a text cannot represent")))))
 
 (defun text-value (slot text)
-  "Two values: the value of SLOT for TEXT, and nil; or nil, and a text that describes the values of
-SLOT."
+  "Return two values: the value of SLOT for TEXT, and nil; or nil, and a text that describes the
+values that SLOT takes."
   (let ((kind (slot-kind slot)))
     (flet ((found (value &optional wrong) (if value (values value nil) (values nil wrong))))
       (ecase kind
@@ -165,11 +168,12 @@ message whose form in JSON is a string or scalar."
     (t t)))
 
 (defun set-field-text (message fields texts &key replace)
-  "Set a field of MESSAGE to the values of TEXTS, a list of strings. FIELDS, field descriptors as
-FIND-FIELD-PATH returns them, lead from MESSAGE to that field; missing messages on the way are made.
-A repeated field gets all values, after the values that it has; another field takes a single value,
-and only if it is absent or REPLACE is true. Signal FIELD-TEXT-ERROR if the field takes no text
-or no further value, a text is invalid for it, or another field of the same oneof is present."
+  "Set a field of MESSAGE to the values of TEXTS, a list of strings. FIELDS are the field
+descriptors on the path from MESSAGE to that field, as FIND-FIELD-PATH returns them; missing
+messages on the path are made. A repeated field gets all values, after the values that it has;
+another field takes a single value, and only if it is absent or REPLACE is true. Signal
+FIELD-TEXT-ERROR if the field takes no text or no further value, a text is invalid for it, or
+another field of the same oneof is present."
   (labels ((wrong (text) (error 'field-text-error :path (fields-path-text fields) :text text))
            (check-alone (message slot)
              (let ((oneof (slot-oneof slot)))
@@ -209,7 +213,8 @@ or no further value, a text is invalid for it, or another field of the same oneo
   "Set FIELD of MESSAGE, as FIELD-VALUE accepts it, to the value of SOURCE, JSON in a string or in
 octets of UTF-8, and return MESSAGE. Null leaves the field absent, unless null is a value of its
 type. The keywords and errors are those of PARSE-JSON-MESSAGE, except that required fields may be
-missing. The second value is about how many octets of memory the messages inside the value occupy."
+missing. The second value is approximately the number of octets of memory that the messages inside
+the value occupy."
   (let* ((current (current message))
          (slot (need-slot current field))
          (source (if (stringp source) source (coerce source 'octets)))

@@ -28,7 +28,8 @@ name the expected value."
 ;;; Scalars
 
 (defun text-number (text)
-  "Digits, exponent and sign of TEXT, a JSON number, or nil."
+  "Return the digits, the exponent and the sign of TEXT, a JSON number, or nil if TEXT is not a
+number."
   (handler-case
       (let ((reader (make-json-reader text)))
         (when (and (eql #\Space (skip-json-space reader))) (return-from text-number nil))
@@ -75,10 +76,10 @@ sign."
   `(("NaN" ,(bits-single #x7FC00000) ,(bits-double #x7FF8000000000000))
     ("Infinity" ,sb-ext:single-float-positive-infinity ,sb-ext:double-float-positive-infinity)
     ("-Infinity" ,sb-ext:single-float-negative-infinity ,sb-ext:double-float-negative-infinity))
-  "The floats that JSON has as strings.")
+  "The floats that are strings in JSON.")
 
 (defun float-of (kind digits exponent negative)
-  "The float of KIND nearest to DIGITS with EXPONENT, or nil if the number is too large."
+  "Return the float of KIND nearest to DIGITS with EXPONENT, or nil if the number is too large."
   (if (eq kind :float)
       (digits-single digits exponent negative)
       (digits-double digits exponent negative)))
@@ -248,7 +249,8 @@ object belongs to an Any and also has the member @type."
                                  (message-type-name (message-type-of message)) name)))))))))
 
 (defun extension-named (message name)
-  "The slot of the extension of MESSAGE with NAME, which is in brackets; or nil."
+  "Return the slot of the extension of MESSAGE with NAME, which is in brackets, or nil if MESSAGE
+has no such extension."
   (and (plusp (length name))
        (char= #\[ (char name 0))
        (extension-slot-of message name)))
@@ -300,8 +302,8 @@ object belongs to an Any and also has the member @type."
     (set-slot message slot (read-json-item input slot))))
 
 (defun find-json-member (reader name)
-  "Two values: the string that the next object has as the member NAME, or nil without such a member;
-and true if the object has any member. The position of READER does not change."
+  "Return two values: the string that is the member NAME of the next object, or nil if it has no
+such member; and true if the object has any member. The position of READER does not change."
   (let ((position (json-reader-position reader)) (depth (json-reader-depth reader)) (any nil))
     (multiple-value-prog1
         (values (block found
@@ -333,7 +335,7 @@ and true if the object has any member. The position of READER does not change."
                          message 2))))))
 
 (defun read-any-content (input type)
-  "Read the object of an Any as the message of TYPE in it."
+  "Read the object of an Any, and return the message in it, which is of TYPE."
   (let ((text-layout (json-text-layout (message-type-layout type)))
         (position (json-reader-position (json-input-reader input))))
     (if (text-layout-form text-layout)
@@ -344,7 +346,7 @@ and true if the object has any member. The position of READER does not change."
             message)))))
 
 (defun read-any-value (input type)
-  "Read the object of an Any with a message of TYPE, whose form in JSON is a special one."
+  "Read the object of an Any with a message of TYPE, which has a special form in JSON."
   (let ((reader (json-input-reader input)) (found nil))
     (do-json-members (name reader)
       (cond ((string= name "@type") (skip-json-value reader))
@@ -391,8 +393,9 @@ reads all of it, and return the value of FUNCTION."
        (= #.(char-code #\}) (aref source 1))))
 
 (defun empty-object-layout (type source max-octets max-decoded-octets)
-  "The layout of TYPE if SOURCE is {} and that is a valid message of TYPE; nil if SOURCE needs a
-reader. The shortcut matters since messages {} in a stream cost a peer only two octets each."
+  "Return the layout of TYPE if SOURCE is {} and that is a valid message of TYPE, or nil if SOURCE
+needs a reader. The shortcut matters because a peer can send many messages {} in a stream, at a cost
+of only two octets each."
   (let ((layout (message-type-layout type)))
     (and layout
          (empty-object-p source)
@@ -411,9 +414,9 @@ file. With IGNORE-UNKNOWN, unknown members and names of enum values are ignored.
 full name of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR with line,
 column and path if SOURCE is not a message of TYPE or has more than MAX-OCTETS (64 MiB unless
 given). Signal REQUIRED-FIELD-MISSING if a required field is missing, unless PARTIAL.
-MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in PARSE-MESSAGE. The second value is about how many
-octets of memory the message and those inside it occupy. Source: protobuf.dev, ProtoJSON format.
-From any thread."
+MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in PARSE-MESSAGE. The second value is approximately
+the number of octets of memory that the message and the messages inside it occupy. Source:
+protobuf.dev, ProtoJSON format. From any thread."
   (let* ((type (need-message-type type))
          (source (if (stringp source) source (coerce source 'octets)))
          (empty (empty-object-layout type source max-octets max-decoded-octets)))

@@ -114,7 +114,7 @@ special form, but other fields."
   (when (output-indent output) (append-octet (output-buffer output) 32)))
 
 (defun append-name (output key)
-  "Begin a member whose name and colon are the octets KEY."
+  "Begin a member of an object. KEY has the octets of its name and of the colon."
   (separate output)
   (append-octets (output-buffer output) key)
   (append-space output))
@@ -134,7 +134,8 @@ special form, but other fields."
     (append-octet buffer 34)))
 
 (defun float-text (value)
-  "The shortest text of VALUE that reads back as the same float; a whole number has no point."
+  "Return the shortest text that is read back as the same float as VALUE; a whole number has no
+point."
   (cond ((sb-ext:float-nan-p value) "NaN")
         ((sb-ext:float-infinity-p value) (if (plusp value) "Infinity" "-Infinity"))
         ((zerop value) (if (minusp (float-sign value)) "-0" "0"))
@@ -177,7 +178,7 @@ special form, but other fields."
                (append-enum output type (enum-number-of type value)))))))
 
 (defun map-key-text (output slot key)
-  "KEY, of the SLOT of keys, as a text."
+  "Return KEY, a map key that SLOT describes, as a text."
   (ecase (slot-kind slot)
     (:string (check-text output slot key))
     (:bool (if key "true" "false"))
@@ -208,7 +209,7 @@ special form, but other fields."
 ;;; Messages
 
 (defun shown-by-default-p (slot)
-  "True if SLOT, whose field is absent, has a member when defaults are requested."
+  "True if SLOT, whose field is absent, is written as a member when defaults are requested."
   (member (slot-presence slot) '(:implicit :elements)))
 
 (defun append-fields (output message text-layout)

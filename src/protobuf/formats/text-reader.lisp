@@ -330,8 +330,8 @@ the closing bracket."
   name)
 
 (defun named-extension (message name)
-  "The slot of the extension of MESSAGE named NAME; in a message set NAME may also be the name of
-its message."
+  "The slot of the extension of MESSAGE named NAME. In a message set NAME may also be the name of
+the extension's message type."
   (or (extension-slot-of message (format nil "[~A]" name))
       (find-if (lambda (slot)
                  (and (slot-item-p slot) (equal name (set-item-type (slot-field slot)))))
@@ -346,8 +346,8 @@ its message."
   (items '() :type list))               ; items of repeated slots, the latest first, by slot
 
 (defun note-text-field (input partial-message slot)
-  "Note that the field of SLOT occurs; signal an error if it must not occur, or occurs twice and
-must not."
+  "Note that the field of SLOT occurs. Signal an error if the field is not allowed at all, or not a
+second time."
   (unless (member slot (partial-message-slots partial-message) :test #'eq)
     (let ((oneof (slot-oneof slot)))
       (when (and oneof (/= 0 (oneof-case-of (partial-message-message partial-message) oneof)))
@@ -390,7 +390,7 @@ must not."
   (and (eq :word (text-input-kind input)) (string= word (text-input-value input))))
 
 (defun expect-colon (input slot)
-  "Skip the colon after the name of SLOT, which may be missing only before messages."
+  "Skip the colon after the name of SLOT. The colon may be missing only before messages."
   (unless (or (pass-symbol input #\:) (eq :message (slot-kind slot)))
     (text-wrong input "`:' expected, not ~A" (token-title input))))
 

@@ -59,7 +59,7 @@
 ;;; Scalars
 
 (defun octets-literal (octets)
-  "OCTETS as a literal in ASCII."
+  "Return OCTETS as a literal in ASCII."
   (with-output-to-string (out)
     (write-char #\" out)
     (loop for octet across octets do (put-escaped octet out))
@@ -108,7 +108,8 @@ escapes of these octets."
           (t (slot-path slot)))))
 
 (defun set-item-type (field)
-  "The type of the extension FIELD of a message set if FIELD is declared in that type, or nil."
+  "Return the type of FIELD, an extension of a message set, if FIELD is declared in that type, else
+nil."
   (let* ((full-name (descriptor-full-name field))
          (dot (position #\. full-name :from-end t)))
     (and dot
@@ -158,7 +159,8 @@ deep or too large."
 
 (defun put-unknown (output octets at end depth)
   "Write the fields in the octets from AT to END. A value with a length is written as a message if
-it has the form of one and fewer than DEPTH levels are used, else as a literal."
+it has the form of a message and fewer than DEPTH levels are used; otherwise it is written as a
+literal."
   (declare (type octets octets) (type index at end))
   (loop while (< at end)
         do (let* ((tag (take-tag)) (name (format nil "~D" (ash tag -3))))
@@ -191,13 +193,13 @@ it has the form of one and fewer than DEPTH levels are used, else as a literal."
                                (max-decoded-octets **max-decoded-octets**))
   "Return MESSAGE in text format: a string, or UTF-8 if AS is :OCTETS. SINGLE-LINE: write no line
 breaks. UNKNOWN: write unknown fields too, by number; by default they are omitted. The message in an
-Any is written out if FINDER, a function from full name to message type or nil, knows its type, its
-octets are such a message, and it is within the limits: it nests at most MAX-MESSAGE-DEPTH levels
-below MESSAGE and, together with other Anys, occupies at most MAX-DECODED-OCTETS of memory beyond
-eight times its size. In all other cases the type and the octets of the Any are written. Signal
-MESSAGE-PRINT-ERROR if MESSAGE itself nests deeper, or the text has more than MAX-OCTETS. Source:
-protobuf.dev, Text Format Language Specification. From any thread, while no other thread changes
-MESSAGE."
+Any is written out under three conditions: FINDER, a function from full name to message type or nil,
+knows its type; its octets are a message of that type; and it is within the limits. It is within the
+limits if it nests at most MAX-MESSAGE-DEPTH levels below MESSAGE and, together with other Anys,
+occupies at most MAX-DECODED-OCTETS of memory beyond eight times its size. In all other cases the
+type and the octets of the Any are written. Signal MESSAGE-PRINT-ERROR if MESSAGE itself nests
+deeper, or the text has more than MAX-OCTETS. Source: protobuf.dev, Text Format Language
+Specification. From any thread, while no other thread changes MESSAGE."
   (let ((output (make-text-output :buffer (make-buffer :size 256) :single-line single-line
                                   :unknown unknown :finder finder :max-octets max-octets
                                   :levels (1+ max-message-depth) :allowance max-decoded-octets

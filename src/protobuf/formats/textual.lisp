@@ -62,7 +62,7 @@ declared in the same place."
     (make-text-layout ordered indices)))
 
 (defun text-layout-slot (text-layout name)
-  "The slot that TEXT-LAYOUT shows under NAME, and its index; or nil."
+  "Return the slot that has NAME in TEXT-LAYOUT, and its index, or nil if there is none."
   (let ((index (gethash name (text-layout-indices text-layout))))
     (and index (values (svref (text-layout-ordered text-layout) index) index))))
 
@@ -92,11 +92,11 @@ declared in the same place."
           (setf (enum-type-texts type) fresh)))))
 
 (defun enum-value-name (type number)
-  "The name of NUMBER in the enum TYPE, or nil."
+  "Return the name of NUMBER in the enum TYPE, or nil if it has none."
   (values (gethash number (enum-names-names (enum-names-of type)))))
 
 (defun enum-value-number (type name)
-  "The number of NAME in the enum TYPE, or nil."
+  "Return the number of NAME in the enum TYPE, or nil if TYPE has no such name."
   (values (gethash name (enum-names-numbers (enum-names-of type)))))
 
 ;;; Errors and the path to the field
@@ -126,8 +126,8 @@ declared in the same place."
          (setf (input-path ,input) (cdr ,step))))))
 
 (defmacro with-depth ((input position) &body body)
-  "Run BODY one message deeper, if INPUT may be that deep at POSITION. The outermost message does
-not count as a level."
+  "Run BODY one level of messages deeper; signal an error at POSITION if that exceeds the limit of
+INPUT. The outermost message does not count as a level."
   `(progn
      (when (> (incf (input-depth ,input)) (1+ (input-max-depth ,input)))
        (fail-input ,input ,position "messages nest deeper than ~D levels" (input-max-depth ,input)))
@@ -135,12 +135,12 @@ not count as a level."
        (decf (input-depth ,input)))))
 
 (defun message-memory (layout)
-  "About how many octets of memory an empty message with LAYOUT takes."
+  "Return the approximate number of octets of memory that an empty message with LAYOUT takes."
   (* 8 (+ 6 (length (layout-slots layout)))))
 
 (defun begin-message (input type position)
-  "Two values: a fresh message of TYPE, whose memory is charged to the ALLOWANCE of INPUT, and its
-layout."
+  "Return two values: a fresh message of TYPE, and its layout. The memory of the message is charged
+to the ALLOWANCE of INPUT."
   (let* ((layout (or (message-type-layout type)
                      (misuse "The message type ~A is not defined." (message-type-name type))))
          (octets (message-memory layout)))
@@ -159,8 +159,8 @@ layout."
         (setf first nil)))))
 
 (defun failure-text (control arguments)
-  "The text that CONTROL and ARGUMENTS format, made visible and short, since a part may come from a
-peer."
+  "Return the text that CONTROL and ARGUMENTS format. The text is made visible and short, because a
+part of it may come from a peer."
   (multiple-value-bind (text cut)
       (with-bounded-text (stream 500) (apply #'format stream control arguments))
     (format nil "~A~:[~;…~]" (printable-text text) cut)))
@@ -176,8 +176,8 @@ peer."
 ;;; Values
 
 (defun exact-integer (digits exponent negative)
-  "The integer equal to DIGITS times ten to the power EXPONENT, or nil if that is not an integer or
-certainly has more than 64 bits."
+  "Return DIGITS times ten to the power EXPONENT, or nil if that is not an integer or certainly has
+more than 64 bits."
   (let ((magnitude
           (cond ((zerop digits) 0)
                 ((<= 0 exponent 20) (* digits (expt 10 exponent)))
@@ -188,13 +188,13 @@ certainly has more than 64 bits."
     (and magnitude (if negative (- magnitude) magnitude))))
 
 (defun url-type-name (url)
-  "The full name of the message type that the type URL of an Any names, or nil."
+  "Return the full name of the message type in URL, the type URL of an Any, or nil if URL has none."
   (let ((slash (position #\/ url :from-end t)))
     (and slash (< (1+ slash) (length url)) (subseq url (1+ slash)))))
 
 (defun type-url-p (text)
-  "True if TEXT can be written as the type URL of an Any in text format: if it has only some kinds
-of characters, and the name of a type after the last slash."
+  "True if TEXT can be written as the type URL of an Any in text format, which requires that it has
+only allowed characters, and the name of a type after the last slash."
   (let ((slash (position #\/ text :from-end t)))
     (and slash
          (plusp slash)
@@ -226,7 +226,7 @@ of characters, and the name of a type after the last slash."
                     (digit-char-p (char name (+ percent 2)) 16))))
 
 (defun numbered-slot (message number)
-  "The slot of the field NUMBER of MESSAGE, which has such a field."
+  "The slot of the field NUMBER of MESSAGE, which must have such a field."
   (find-slot (message-layout message) number))
 
 (defun number-held (message number)
@@ -240,7 +240,7 @@ of characters, and the name of a type after the last slash."
 ;;; Writing
 
 (defconstant +text-octets+ (expt 2 26)
-  "The default limit of a text's octets, for writers and readers.")
+  "The default of the maximum number of octets of a text, for writers and readers.")
 
 (defstruct (writing (:copier nil))
   "The output of a message as a text, and its limits."
@@ -265,7 +265,8 @@ of characters, and the name of a type after the last slash."
                   (writing-max-octets writing))))
 
 (defmacro with-level ((writing) &body body)
-  "Run BODY, which writes a message, if WRITING may go a level deeper."
+  "Run BODY, which writes a message, one level deeper; signal an error if that exceeds the limit of
+WRITING."
   `(progn
      (when (minusp (decf (writing-levels ,writing)))
        (fail-writing ,writing "messages nest deeper than :max-message-depth allows"))
@@ -273,10 +274,10 @@ of characters, and the name of a type after the last slash."
        (incf (writing-levels ,writing)))))
 
 (defun any-content (writing url octets)
-  "The message of an Any with the type URL and OCTETS, or nil if its type is not known. Signal a
-PROTOBUF-ERROR if OCTETS are not a message of that type, or exceed the limits of WRITING. An
-outermost Any adds eight times its size to the allowance, as received octets do; then its size is
-charged to the allowance for the octets that the message copies."
+  "Return the message of an Any with the type URL and OCTETS, or nil if its type is not known.
+Signal a PROTOBUF-ERROR if OCTETS are not a message of that type, or exceed the limits of WRITING.
+An outermost Any adds eight times its size to the allowance, as received octets do. Then its size is
+charged to the allowance, because the message copies its octets."
   (let* ((name (url-type-name url))
          (type (and name (funcall (writing-finder writing) name))))
     (when (and type (message-type-defined-p type))

@@ -14,15 +14,15 @@
   "The longest duration, ten thousand years, in seconds.")
 
 (defun civil-days (year month day)
-  "Days from 1970-01-01 to the date. In this calculation years begin in March, so that leap days
-come last."
+  "Return the number of days from 1970-01-01 to the date. In this calculation years begin in March,
+so that leap days come last."
   (let* ((year (if (<= month 2) (1- year) year))
          (march-month (mod (+ month 9) 12))
          (day-of-year (+ (floor (+ (* 153 march-month) 2) 5) (1- day))))
     (+ (* 365 year) (floor year 4) (- (floor year 100)) (floor year 400) day-of-year -719468)))
 
 (defun days-civil (days)
-  "Year, month and day of the date that is DAYS after 1970-01-01."
+  "Return the year, the month and the day of the date that is DAYS after 1970-01-01."
   (multiple-value-bind (era day-of-era) (floor (+ days 719468) 146097)
     (let* ((year-of-era (floor (- day-of-era (floor day-of-era 1460) (- (floor day-of-era 36524))
                                   (floor day-of-era 146096))
@@ -36,16 +36,16 @@ come last."
               (1+ (- day-of-year (floor (+ (* 153 march-month) 2) 5)))))))
 
 (defun nanos-text (nanos)
-  "A point and NANOS in 3, 6 or 9 digits, or nothing if NANOS is 0."
+  "Return a point and NANOS in 3, 6 or 9 digits, or an empty text if NANOS is 0."
   (cond ((zerop nanos) "")
         ((zerop (mod nanos 1000000)) (format nil ".~3,'0D" (floor nanos 1000000)))
         ((zerop (mod nanos 1000)) (format nil ".~6,'0D" (floor nanos 1000)))
         (t (format nil ".~9,'0D" nanos))))
 
 (defun timestamp-text (seconds nanos)
-  "The text of the time SECONDS, an integer, and NANOS, 0 to 999,999,999, after the beginning of
-1970. The text is in UTC in the form of RFC 3339, with 0, 3, 6 or 9 digits after the point as
-needed; nil for a time outside the years 1 to 9999."
+  "Return the text of the time that is SECONDS, an integer, and NANOS, 0 to 999,999,999, after the
+beginning of 1970, or nil if it is outside the years 1 to 9999. The text is in UTC in the form of
+RFC 3339, with 0, 3, 6 or 9 digits after the point."
   (when (and (<= +least-timestamp+ seconds +greatest-timestamp+) (<= 0 nanos 999999999))
     (multiple-value-bind (days second) (floor seconds 86400)
       (multiple-value-bind (year month day) (days-civil days)
@@ -54,7 +54,8 @@ needed; nil for a time outside the years 1 to 9999."
                 (nanos-text nanos))))))
 
 (defun duration-text (seconds nanos)
-  "The text of the duration, or nil if it is out of range or its parts differ in sign."
+  "Return the text of the duration of SECONDS and NANOS, or nil if it is out of range or its parts
+differ in sign."
   (when (and (<= (abs seconds) +greatest-duration+)
              (<= (abs nanos) 999999999)
              (not (minusp (* seconds nanos))))
@@ -70,7 +71,7 @@ needed; nil for a time outside the years 1 to 9999."
 
 (defmacro reading-text ((cursor text) &body body)
   "Run BODY with CURSOR at the beginning of TEXT. Return BODY's values if it has read all of TEXT,
-nil if a part was not as expected."
+or nil if a part of TEXT was not as expected."
   `(block reading
      (let ((,cursor (make-cursor (coerce ,text 'simple-string))))
        (flet ((misfit () (return-from reading nil)))
@@ -89,7 +90,7 @@ nil if a part was not as expected."
       char)))
 
 (defun pass-digits (cursor least most)
-  "Pass over LEAST to MOST digits; return their value and count, or nil."
+  "Pass over LEAST to MOST digits; return their value and count, or nil if there are fewer."
   (let ((value 0) (count 0))
     (loop for char = (next-char cursor)
           while (and char (< count most) (char<= #\0 char #\9))
@@ -99,7 +100,8 @@ nil if a part was not as expected."
     (and (>= count least) (values value count))))
 
 (defun pass-nanos (cursor)
-  "Skip a fraction, if there is one; return it in billionths, or nil."
+  "Skip a fraction, if there is one, and return it in billionths; return 0 without a fraction, and
+nil if it is malformed."
   (if (pass-char cursor ".")
       (multiple-value-bind (value count) (pass-digits cursor 1 9)
         (and value (* value (expt 10 (- 9 count)))))
@@ -111,8 +113,8 @@ nil if a part was not as expected."
       (- (civil-days year (1+ month) 1) (civil-days year month 1))))
 
 (defun parse-timestamp-text (text)
-  "The two integers of TIMESTAMP-TEXT for TEXT, a time with its zone in the form of RFC 3339, or nil
-if TEXT is not such a time."
+  "Return two values, the seconds and the nanoseconds of TIMESTAMP-TEXT, for TEXT, a time with its
+zone in the form of RFC 3339, or nil if TEXT is not such a time."
   (reading-text (cursor text)
     (flet ((part (count low high before)
              (unless (or (null before) (pass-char cursor before)) (misfit))
@@ -133,7 +135,8 @@ if TEXT is not such a time."
         (values seconds nanos)))))
 
 (defun parse-duration-text (text)
-  "Two values: seconds and nanos of TEXT, such as 1.5s, or nil if it is not a duration."
+  "Return two values, the seconds and the nanoseconds of TEXT, a duration such as 1.5s, or nil if
+TEXT is not a duration."
   (reading-text (cursor text)
     (let* ((sign (if (pass-char cursor "-") -1 1))
            (seconds (or (pass-digits cursor 1 12) (misfit)))

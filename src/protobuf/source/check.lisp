@@ -21,8 +21,8 @@
   (last (any-option-of file "optimize_for")))
 
 (defun imported-directly (file)
-  "The files that FILE, which is being linked, imports itself, without those imported for options
-only."
+  "The files that FILE, which is being linked, imports directly, without the files that it imports
+for options only."
   (let ((names (name-set (file-descriptor-dependencies file))))
     (remove-if-not (lambda (import) (gethash (descriptor-name import) names))
                    (linker-imports *linker*))))
@@ -53,7 +53,7 @@ only."
   (loop for kind in '("File" "Message" "Field" "Oneof" "Enum" "EnumValue" "Service" "Method"
                       "ExtensionRange" "Stream" "Source" "Top")
         collect (format nil "google.protobuf.~AOptions" kind))
-  "The messages that custom options extend.")
+  "The full names of the messages that custom options extend.")
 
 (defun check-proto3-field (field)
   (when (and (field-descriptor-extendee field)
@@ -88,14 +88,14 @@ only."
   (check-extension-declarations message))
 
 (defun custom-json-name (field)
-  "The name of FIELD in JSON, if it differs from the name that is made from the field's own name;
-else nil."
+  "Return the name of FIELD in JSON if it differs from the name that is made from the field's own
+name, else nil."
   (let ((name (field-descriptor-json-name field)))
     (and (string/= name (json-name (descriptor-name field))) name)))
 
 (defun check-json-names (message custom)
-  "Check that no two fields of MESSAGE have the same name in JSON: the name made from the field's
-own or, if CUSTOM is true, that in json_name."
+  "Check that no two fields of MESSAGE have the same name in JSON. If CUSTOM is true, the names in
+json_name count; otherwise the names that are made from the fields' own names."
   (let ((seen (make-hash-table :test 'equal)))
     (dolist (field (message-descriptor-fields message))
       (let* ((given (and custom (custom-json-name field)))
@@ -125,8 +125,8 @@ own or, if CUSTOM is true, that in json_name."
         (check-declarations range declarations names)))))
 
 (defun check-declarations (range declarations names)
-  "Check that DECLARATIONS, of extensions in RANGE, are valid. NAMES, a table, has the names in
-earlier ranges; those in this range are added."
+  "Check that DECLARATIONS, of extensions in RANGE, are valid. NAMES is a table of the names in
+earlier ranges; the names in this range are added to it."
   (let ((numbers (make-hash-table)))
     (dolist (declaration declarations)
       (flet ((value (name) (record-value declaration name))
@@ -253,7 +253,7 @@ earlier ranges; those in this range are added."
         (refuse "only a message field has the feature message_encoding")))))
 
 (defun check-written-presence (field presence refuse)
-  "Check the PRESENCE that FIELD itself requests, if it requests one."
+  "Check the PRESENCE that FIELD itself requests, unless it is nil."
   (cond ((null presence))
         ((field-descriptor-oneof field)
          (funcall refuse "a field of a oneof has no feature field_presence"))
@@ -271,12 +271,13 @@ earlier ranges; those in this range are added."
              :key #'field-descriptor-type)))
 
 (defun declarations-by-number (range)
-  "A table of the declarations of extensions in RANGE, records, by number."
+  "Return a table from numbers to the declarations of extensions in RANGE, which are records."
   (index-by (lambda (record) (record-value record "number" 0))
             (any-option-of range "declaration")))
 
 (defun check-declared (field message)
-  "Check that FIELD, an extension of MESSAGE, agrees with the declarations there, if any."
+  "Check that FIELD, an extension of MESSAGE, agrees with the declarations of extensions in MESSAGE,
+if it has any."
   (let* ((number (field-descriptor-number field))
          (range (extension-range-of message number))
          (declarations (index-of range 'declarations-by-number))
@@ -330,7 +331,8 @@ earlier ranges; those in this range are added."
               (setf (gethash number seen) value)))))))
 
 (defun plain-name (value enum)
-  "The name of VALUE without the name of ENUM before it and without underscores, in one case."
+  "Return the name of VALUE without the name of ENUM as a prefix, without underscores, and in one
+case."
   (flet ((plain (text) (string-downcase (remove #\_ text))))
     (let* ((prefix (plain (descriptor-name enum)))
            (name (descriptor-name value))
@@ -348,8 +350,8 @@ earlier ranges; those in this range are added."
           (pascal-name name)))))
 
 (defun pascal-name (name)
-  "NAME without underscores, with a capital at the beginning and after each removed underscore, and
-small letters elsewhere."
+  "Return NAME without underscores, with a capital at the beginning and after each removed
+underscore, and with small letters elsewhere."
   (with-output-to-string (out)
     (let ((up t))
       (loop for char across name
@@ -434,8 +436,8 @@ is their name space."
    file))
 
 (defun name-space-p (message file)
-  "True if MESSAGE serves only as a name space for its enums: local, at the top, all numbers
-reserved."
+  "True if MESSAGE serves only as a name space for its enums: it is local, is declared at the top
+level, and reserves all numbers."
   (and (member message (file-descriptor-messages file))
        (case (message-descriptor-visibility message)
          (:local t)
@@ -450,8 +452,8 @@ reserved."
     (complain field :number "field numbers 19000 to 19999 are reserved for the implementation")))
 
 (defun target-type (descriptor)
-  "Two values: the number and name in descriptor.proto for the kind of DESCRIPTOR, as a target of
-options."
+  "Return two values: the number and the name that descriptor.proto has for the kind of DESCRIPTOR
+as a target of options."
   (etypecase descriptor
     (file-descriptor (values 1 "a file"))
     (extension-range (values 2 "an extension range"))
@@ -493,7 +495,7 @@ options."
     ((or oneof-descriptor enum-value-descriptor extension-range method-descriptor) nil)))
 
 (defun check-rules (file)
-  "Check that FILE, resolved and with its options, breaks no rule."
+  "Check that FILE, whose names are resolved and whose options are interpreted, breaks no rule."
   (map-inheriting #'check-descriptor file))
 
 (defun check-style-and-use (file)

@@ -19,8 +19,8 @@
    ;; directories, relative to that of the system
    (import-paths :initarg :import-paths :initform '() :reader component-import-paths))
   (:documentation "The ASDF component (:proto-file \"name\"), the file name.proto. :IMPORT-PATHS is
-a list of directories, relative to that of the system, in which the file's imports are looked for
-first. For a name with directories, such as (:proto-file \"depot/part\"), the directory of the
+a list of directories, relative to the system's directory, in which the file's imports are looked
+for first. For a name with directories, such as (:proto-file \"depot/part\"), the directory of the
 module is searched after these directories."))
 
 ;; where ASDF looks for the class of :PROTO-FILE
@@ -30,8 +30,8 @@ module is searched after these directories."))
   (asdf:system-source-directory (asdf:component-system component)))
 
 (defun name-places (component)
-  "A list of the directory to which the name of COMPONENT is relative, if that name has directories:
-`depot/part.proto` is imported by that name."
+  "If the name of COMPONENT has directories, return a list of the directory to which it is relative,
+because other files import `depot/part.proto` by that name. Otherwise return the empty list."
   (when (find #\/ (asdf:component-name component))
     (list (asdf:component-pathname (asdf:component-parent component)))))
 

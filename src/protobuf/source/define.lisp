@@ -21,7 +21,7 @@ SERVICE-DESCRIPTOR. From any thread."
   name)
 
 (defun remove-service-expander (name)
-  "Remove the service expander NAME: files that are defined from now on have no form of it. From any
+  "Remove the service expander NAME. Files that are defined later contain no form of it. From any
 thread."
   (sb-ext:atomic-update **service-expanders** (lambda (expanders)
                                                 (remove name expanders :key #'car)))
@@ -36,8 +36,8 @@ thread."
 ;;; Names of public functions
 
 (defun choose-accessors (plans)
-  "Give every slot and oneof of PLANS an accessor, different from all other accessors, also of other
-files."
+  "Choose an accessor for every slot and oneof of PLANS. It differs from all other accessors,
+including those of other files."
   (let ((taken (make-hash-table :test 'eq)))
     (flet ((claim (symbol) (setf (gethash symbol taken) t))
            (choose (plan name number suffix)
@@ -124,8 +124,8 @@ files."
     (nreverse forms)))
 
 (defvar *optimize-for* :speed
-  "The aim of the code of the files that are being expanded: :SPEED, or :CODE-SIZE, whose messages
-use the coders of generic-coder.lisp and have no code of their own.")
+  "The optimization goal of the files that are being expanded: :SPEED or :CODE-SIZE. With :CODE-SIZE
+messages have no code of their own and use the coders of generic-coder.lisp.")
 
 (defun layout-form (plan)
   `(install-layout ,(plan-full-name plan) ,(plan-fingerprint plan)
@@ -137,7 +137,7 @@ use the coders of generic-coder.lisp and have no code of their own.")
                    ',(mapcar #'oneof-slot-reader (plan-oneofs plan))))
 
 (defun function-names (plans extensions)
-  "The names of the functions and setters that users call for the messages of PLANS and for
+  "Return the names of the functions and setters that users call for the messages of PLANS and for
 EXTENSIONS."
   (append (mapcan #'public-functions plans)
           (extension-names extensions)
@@ -150,14 +150,14 @@ EXTENSIONS."
 ;;; far the compiler is.
 
 (defconstant +messages-add-progress+ 200
-  "The compilation of a file of at least this many messages takes some seconds, so it reports its
-progress.")
+  "The minimum number of messages of a file whose compilation reports its progress, because it takes
+some seconds.")
 
 (defun note-progress (name percent
                       &optional (stream (and (interactive-stream-p sb-sys:*stderr*)
                                              sb-sys:*stderr*)))
-  "Say on STREAM, unless it is nil, that PERCENT of the messages of the file NAME are compiled; at
-100 erase the line."
+  "Write to STREAM, unless it is nil, that PERCENT of the messages of the file NAME are compiled. At
+100 percent erase that line."
   (when stream
     (format stream "~C~C[K~:[; ~A: ~D % compiled~;~]" #\Return #\Escape (= 100 percent)
             name percent)
@@ -213,8 +213,8 @@ that have changed."
               append (mapcar function (file-descriptor-services file))))))
 
 (defun make-way (structure maker)
-  "Remove the functions of STRUCTURE and MAKER, if an earlier file has defined them: only inlined
-code uses them, and each second definition would cause a warning."
+  "Remove the functions of STRUCTURE and MAKER, if an earlier file has defined them, because each
+second definition would cause a warning. They can be removed because only inlined code uses them."
   (when (get structure 'layout)
     (dolist (slot (sb-mop:class-slots (find-class structure)))
       (let ((name (sb-mop:slot-definition-name slot)))
@@ -224,10 +224,10 @@ code uses them, and each second definition would cause a warning."
     (fmakunbound maker)))
 
 (defun install-layout (full-name fingerprint maker coders accessors oneof-accessors)
-  "Make the definition FINGERPRINT of the message type FULL-NAME, whose descriptor is registered and
-whose structure is defined, the current one. CODERS are the reader, sizer and writer, or nil for
-generic coders. ACCESSORS are the symbols of its fields' readers, ONEOF-ACCESSORS those of its
-oneofs."
+  "Make the definition with FINGERPRINT the current definition of the message type FULL-NAME. The
+type's descriptor must be registered, and its structure defined. CODERS are the reader, sizer and
+writer, or nil for generic coders. ACCESSORS are the symbols of the readers of its fields,
+ONEOF-ACCESSORS the symbols of the readers of its oneofs."
   (let* ((descriptor (find-descriptor full-name))
          (plan (plan-message-layout descriptor))
          (type (intern-message-type full-name))
@@ -263,9 +263,9 @@ oneofs."
 
 (defun proto-expansion (path &key import-paths source (directory (source-directory)) more-places
                              (for-file (and *compile-file-truename* t)))
-  "The form that defines the declarations of the file PATH. IMPORT-PATHS are relative to DIRECTORY,
-as PATH is; FOR-FILE is true if the form is for another image. MORE-PLACES are directories to look
-in last."
+  "Return the form that defines the declarations of the file PATH. PATH and IMPORT-PATHS are
+relative to DIRECTORY. FOR-FILE is true if the form is for another image. MORE-PLACES are the
+directories that are searched last."
   (let ((*definer* (and for-file (or *definer* (own-definer)))))
     (cond ((and (not source) (eq t (built-in path))) `',path)
           (t (expand-files (assign-symbols
@@ -273,11 +273,12 @@ in last."
                            for-file)))))
 
 (defun own-definer ()
-  "The definer for the definitions in the file that is being compiled, or nil."
+  "Return the definer for the definitions in the file that is being compiled, or nil if no file is."
   (and *compile-file-truename* (sb-ext:native-namestring *compile-file-truename*)))
 
 (defun expand-files (files for-file)
-  "The form that defines the declarations of FILES, fresh file descriptors, imports first."
+  "Return the form that defines the declarations of FILES. FILES are fresh file descriptors, each
+after its imports."
   (let ((*linked* (make-hash-table :test 'equal))
         (name (descriptor-name (first (last files)))))
     (dolist (file files) (note-linked file *linked*))
@@ -307,11 +308,11 @@ Imports are looked for in these directories, in this order:
 depends. Files named google/protobuf/… are built in.
 
 If SOURCE, a string, is given, it is the text of the file, and PATH is only its name. SOURCE and
-IMPORT-PATHS may be forms, evaluated at expansion. OPTIMIZE-FOR is :SPEED; or, for messages that are
-rarely read or written, :CODE-SIZE: all of these share one coder, which is many times slower, and
-the file compiles in a tenth of the time. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file
-PATH. The value is the name under which others import the file. From one thread at a time, like
-LOAD."
+IMPORT-PATHS may be forms, evaluated at expansion. OPTIMIZE-FOR is :SPEED or, for messages that are
+rarely read or written, :CODE-SIZE. With :CODE-SIZE all messages share one coder, which is many
+times slower, and the file compiles in a tenth of the time. Signal PROTO-SYNTAX-ERROR, or MISUSE if
+there is no file PATH. The value is the name under which others import the file. From one thread at
+a time, like LOAD."
   (flet ((value (form)
            (if (and (consp form) (every (lambda (item) (typep item '(or string pathname))) form))
                form
@@ -325,8 +326,8 @@ LOAD."
 ;;; Files that every image has
 
 (defmacro define-built-ins (directory optimize-for &rest names)
-  "Define the files NAMES below DIRECTORY, imports first, as built-in ones; OPTIMIZE-FOR is
-DEFINE-PROTO's."
+  "Define the files NAMES below DIRECTORY as built-in files. NAMES must have imports first;
+OPTIMIZE-FOR is that of DEFINE-PROTO."
   `(progn
      ;; one after the other, so that the expansion of each finds the earlier ones registered
      ,@(loop for name in names collect `(define-built-in ,directory ,optimize-for ,name))))

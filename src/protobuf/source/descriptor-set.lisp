@@ -12,7 +12,7 @@
 ;;; Fields of a message in octets
 
 (defstruct (slice (:constructor make-slice (octets start end)) (:copier nil))
-  "A part of octets, so that nested messages are not copied at each level."
+  "A part of octets. Slices avoid copying nested messages at each level."
   (octets nil :type octets)             ; the vector that contains the field
   (start 0 :type index)                 ; the slice's start
   (end 0 :type index))                  ; the slice's end
@@ -24,7 +24,8 @@
   (subseq-octets (slice-octets slice) (slice-start slice) (slice-end slice)))
 
 (defun wire-fields (octets)
-  "The fields in OCTETS, or in a slice, as a list of (number . value): an integer or a slice."
+  "Return the fields in OCTETS, which may be a slice, as a list of (number . value). A value is an
+integer or a slice."
   (let* ((fields '()) (slice (slice-of octets)) (octets (slice-octets slice)))
     (map-wire-fields (lambda (number wire-type value start end)
                        (declare (ignore wire-type))
@@ -33,7 +34,7 @@
     (nreverse fields)))
 
 (defun wire-all (fields number type)
-  "The values of FIELDS with NUMBER that are of TYPE, in order."
+  "Return the values of TYPE of the fields NUMBER among FIELDS, in order."
   (loop for (field . value) in fields
         when (and (= field number) (typep value type)) collect value))
 
@@ -70,16 +71,19 @@
 (setf (documentation '*locations* 'variable) "While a file is read: its source info by path.")
 
 (defconstant +longest-path+ 256
-  "The most numbers in a path of source info; longer paths name nothing that is read.")
+  "The maximum number of elements in a path of source info. Longer paths belong to no declaration
+that is read.")
 
 (defun inner-path (path &rest numbers)
-  "The path of the declaration at NUMBERS, of 32 bits, inside the one with PATH. A path is an
-integer, 1 for the file, since a hash table hashes the whole of an integer but not of a list."
+  "Return the path of the declaration at NUMBERS, of 32 bits each, inside the declaration at PATH. A
+path is an integer, 1 for the file, because a hash table hashes all of an integer but only a part of
+a list."
   (dolist (number numbers path)
     (setf path (logior (ash path 32) (ldb (byte 32 0) number)))))
 
 (defun read-locations (octets)
-  "A table from paths to (line column comment) of OCTETS, a SourceCodeInfo or nil."
+  "Return a table from paths to lists (line column comment), made from OCTETS, a SourceCodeInfo or
+nil."
   (let ((table (make-hash-table)))
     (dolist (location (and octets (wire-all (wire-fields octets) 1 'slice)) table)
       (let* ((fields (wire-fields location))
@@ -93,7 +97,7 @@ integer, 1 for the file, since a hash table hashes the whole of an integer but n
                       (and text (plusp (length text)) text))))))))
 
 (defun joined-name (scope name)
-  "The full name of NAME in SCOPE, in a file read from octets."
+  "Return the full name of NAME in SCOPE, in a file that is read from octets."
   (when (> (+ (length scope) (length name)) +longest-name+)
     (fail-read nil "a name is longer than ~D characters" +longest-name+))
   (if (string= "" scope) name (format nil "~A.~A" scope name)))
@@ -116,12 +120,13 @@ SCOPE the full name of the surrounding declaration, PATH the path of the declara
           (descriptor-source-option-octets descriptor) octets)))
 
 (defun option-flag-p (descriptor number)
-  "True if the boolean option NUMBER of DESCRIPTOR is set, by its octets."
+  "True if the boolean option NUMBER is set in the option octets of DESCRIPTOR."
   (let ((octets (descriptor-option-octets descriptor)))
     (and octets (wire-true-p (wire-fields octets) number))))
 
 (defun read-each (read fields number path &rest arguments)
-  "Call READ with the slice of each message in field NUMBER of FIELDS, its path and ARGUMENTS."
+  "For each message in the field NUMBER of FIELDS, call READ with the message's slice, its path and
+ARGUMENTS."
   (loop for slice in (wire-all fields number 'slice)
         for i from 0
         collect (apply read slice (inner-path path number i) arguments)))
@@ -142,8 +147,8 @@ SCOPE the full name of the surrounding declaration, PATH the path of the declara
       (setf (gethash field places) '((:json-name 1 1))))))
 
 (defun read-field-descriptor (octets path scope oneofs)
-  "The field of OCTETS, a FieldDescriptorProto. ONEOFS is a vector of the names of the oneofs of its
-message, with nil for one whose only field is a proto3 optional one."
+  "Return the field of OCTETS, a FieldDescriptorProto. ONEOFS is a vector of the names of the oneofs
+of its message, with nil for a oneof that only marks a proto3 optional field."
   (let* ((fields (wire-fields octets))
          (type (wire-number fields 5))
          (oneof (wire-number fields 9))
@@ -165,7 +170,7 @@ message, with nil for one whose only field is a proto3 optional one."
     field))
 
 (defun read-default (type octets)
-  "The default of a field of TYPE in OCTETS, as text and, except for an enum, as a value."
+  "Return the default in OCTETS of a field of TYPE: as text and, except for an enum, as a value."
   (let ((text (lenient-string octets)))
     (labels ((refuse () (fail-read 0 "\"~A\" is not a default of type ~(~A~)" text type))
              (magnitude (kinds)
@@ -191,7 +196,8 @@ message, with nil for one whose only field is a proto3 optional one."
 ;;; Messages, enums, services
 
 (defun real-oneofs (slices count)
-  "For each of COUNT oneofs, true if it has a field in SLICES that is not a proto3 optional one."
+  "Return, for each of COUNT oneofs, true if SLICES have a field of this oneof that is not proto3
+optional."
   (let ((real (make-array count :initial-element nil)))
     (dolist (slice slices real)
       (let* ((fields (wire-fields slice)) (oneof (wire-number fields 9)))
@@ -202,7 +208,8 @@ message, with nil for one whose only field is a proto3 optional one."
   (fill-descriptor (make-oneof-descriptor) (wire-fields octets) 2 scope path))
 
 (defun read-range (octets after)
-  "The pair (first . last) of the range in OCTETS, whose written end is the last number plus AFTER."
+  "Return the pair (first . last) of the range in OCTETS. The end in OCTETS is the last number plus
+AFTER."
   (let ((fields (wire-fields octets)))
     (cons (wire-number fields 1 0) (- (wire-number fields 2 0) after))))
 
@@ -317,7 +324,7 @@ message, with nil for one whose only field is a proto3 optional one."
 ;;; Options in the form in which sources have them
 
 (defun written-value (field value)
-  "VALUE of FIELD as a constant, in the form in which a source would have it; see OPTION-VALUE."
+  "Return VALUE of FIELD as a constant in the form that a source would have; see OPTION-VALUE."
   (cond ((record-p value)
          (cons :aggregate
                (loop for (inner . item) in (record-entries value)
@@ -333,8 +340,8 @@ message, with nil for one whose only field is a proto3 optional one."
         (t value)))
 
 (defun restore-options (descriptor)
-  "Set the options of DESCRIPTOR, from a set, to the options of the record that was made when
-DESCRIPTOR was linked."
+  "Set the options of DESCRIPTOR, which was read from a descriptor set, to the options in the record
+that was made when DESCRIPTOR was linked."
   (let ((record (options-record descriptor)))
     (setf (descriptor-options descriptor)
           (loop for (field . value) in (and record (record-entries record))
@@ -344,8 +351,8 @@ DESCRIPTOR was linked."
                                      :value (written-value field value))))))
 
 (defun link-read-file (file find &optional (symbol-table (make-symbol-table)))
-  "As LINK-FILE, for FILE that was read from octets: its options are interpreted already, and rules
-for sources are not checked, since a set lacks data that they need."
+  "Do what LINK-FILE does, for FILE that was read from octets. Its options are already interpreted.
+Rules for sources are not checked, because a descriptor set lacks data that they need."
   (let ((*linker* (make-linker :file file :symbol-table symbol-table :read-p t)))
     (resolve-imports file find '())
     (map-optioned (lambda (descriptor inside)
@@ -368,8 +375,8 @@ for sources are not checked, since a set lacks data that they need."
 ;;; Sets
 
 (defun link-set (set)
-  "Link the files of SET, octets of FileDescriptorProtos in any order. Return two values: all file
-descriptors, and the new ones among them, which have no symbols yet; both with imports first. Signal
+  "Link the files of SET, octets of FileDescriptorProtos in any order. Return two lists, both with
+imports first: all file descriptors, and the new file descriptors, which have no symbols yet. Signal
 PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
   (let* ((read (mapcar #'read-file-descriptor set))
          (unlinked (make-hash-table :test 'equal))
@@ -411,7 +418,7 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
               (nreverse fresh)))))
 
 (defun name-fresh (files)
-  "Assign symbols and fingerprints to FILES, the new ones of LINK-SET."
+  "Assign symbols and fingerprints to FILES, the new file descriptors that LINK-SET returned."
   (dolist (file files)
     (setf (file-descriptor-fingerprint file)
           (text-fingerprint (c-escaped (file-descriptor-octets file)))))
@@ -424,7 +431,7 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
 (defun load-descriptor-set (octets)
   "Register the files of OCTETS, a serialized google.protobuf.FileDescriptorSet in any order, so
 that FIND-DESCRIPTOR and similar functions find their declarations. Imports that are not in the set
-must be loaded. No code is made; DEFINE-DESCRIPTOR-SET does that. Return the file descriptors,
+must be loaded. No code is made; DEFINE-DESCRIPTOR-SET makes code. Return the file descriptors,
 imports first. Signal PROTOBUF-ERROR if OCTETS are not a descriptor set, PROTO-SYNTAX-ERROR if the
 files contradict each other. From one thread at a time, like LOAD."
   (multiple-value-bind (all fresh) (link-set (set-files octets))

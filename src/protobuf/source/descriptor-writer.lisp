@@ -6,7 +6,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defvar *source-options* nil
-  "True while options whose retention is the source are also written.")
+  "True if options with the retention RETENTION_SOURCE are written too.")
 
 (defun dump-text (number string)
   (write-wire-octets number (string-octets string)))
@@ -20,7 +20,7 @@
   `(write-wire-octets ,number (with-octets-out () ,@body)))
 
 (defmacro dump-each (number list (item) &body body)
-  "Write for each ITEM of LIST a message that BODY writes."
+  "For each ITEM of LIST write the field NUMBER, a message whose content BODY writes."
   `(dolist (,item ,list) (dump-message ,number ,@body)))
 
 (defun dump-options (number descriptor)
@@ -43,8 +43,8 @@
   (1+ (position type *type-numbers*)))
 
 (defun synthetic-oneofs (message)
-  "The names of the oneofs with a single field that descriptor.proto requires for fields of MESSAGE,
-each with its field."
+  "Return the synthetic oneofs that descriptor.proto requires for the proto3 optional fields of
+MESSAGE: a list of conses of a field and the name of its oneof."
   (let ((names (name-set (append (mapcar #'descriptor-name (message-descriptor-fields message))
                                  (mapcar #'descriptor-name (message-descriptor-oneofs message))))))
     (loop for field in (message-descriptor-fields message)
@@ -57,8 +57,8 @@ each with its field."
                       (cons field oneof)))))
 
 (defun oneof-indexes (message synthetic)
-  "A function that returns the index of the oneof of a field of MESSAGE, or nil; SYNTHETIC, the
-SYNTHETIC-ONEOFS, come last."
+  "Return a function that returns the index of the oneof of a field of MESSAGE, or nil if it is in
+no oneof. The oneofs in SYNTHETIC, which SYNTHETIC-ONEOFS returned, come last."
   (let ((table (make-hash-table :test 'equal)) (fields (make-hash-table :test 'eq)) (index -1))
     (dolist (oneof (message-descriptor-oneofs message))
       (setf (gethash (descriptor-name oneof) table) (incf index)))
@@ -88,7 +88,8 @@ SYNTHETIC-ONEOFS, come last."
 ;;; Messages and enums
 
 (defun dump-ranges (number ranges after)
-  "Write RANGES. The written end is the last number plus AFTER, which is 1 or 0."
+  "Write RANGES as the field NUMBER. The end that is written is the last number plus AFTER, which is
+1 or 0."
   (dump-each number ranges (range)
     (dump-integer 1 (car range))
     (dump-integer 2 (+ (cdr range) after))))
@@ -169,10 +170,10 @@ SYNTHETIC-ONEOFS, come last."
   (dolist (name (file-descriptor-option-dependencies file)) (dump-text 15 name)))
 
 (defun file-descriptor-octets (file &key source-options)
-  "Return FILE, a file descriptor, as octets of a google.protobuf.FileDescriptorProto: those that
-protoc writes into a descriptor set, without source info. With SOURCE-OPTIONS true, options whose
-retention is the source are included and custom options remain as they were written, as with
-protoc's --retain_options and in versions of protoc without retention."
+  "Return FILE, a file descriptor, as octets of a google.protobuf.FileDescriptorProto. The octets
+are those that protoc writes into a descriptor set, without source info. With SOURCE-OPTIONS true,
+options with the retention RETENTION_SOURCE are included and custom options remain as they were
+written, as with protoc's --retain_options and in versions of protoc without retention."
   (let ((*source-options* source-options))
     (with-octets-out () (dump-file file))))
 

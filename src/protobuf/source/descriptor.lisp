@@ -23,7 +23,7 @@
   (column 1 :type index))               ; the declaration's column, from 1
 
 (defstruct (option (:copier nil))
-  "One option in the form in which it is written."
+  "One option in the form that it has in the source."
   (name '() :type list)                 ; strings, or (string) for a part in parentheses
   ;; octets, an integer, a float, (:identifier name) or (:aggregate fields)
   (value nil)
@@ -125,19 +125,20 @@
   (symbol nil :type symbol))            ; the name of the generic function
 
 (document-functions
-  descriptor-name "The name in the declaration of DESCRIPTOR, as written; of a file, its import
-path."
+  descriptor-name "The name in the declaration of DESCRIPTOR, as written. The name of a file is its
+import path."
   descriptor-full-name "The full name, with package and outer messages: \"helloworld.HelloReply\"."
   descriptor-comment "The comment at the declaration, or nil."
-  descriptor-options "The OPTIONs of the declaration, a list in order."
+  descriptor-options "The OPTIONs of the declaration, a list in the order of the source."
   descriptor-option-octets "The options of the declaration as a serialized message of their type in
-descriptor.proto, such as google.protobuf.FieldOptions, without options whose retention is the
-source; or nil."
-  descriptor-source-option-octets "The same message with all options, those for the source
-included."
+descriptor.proto, such as google.protobuf.FieldOptions, or nil if it has none. Options with the
+retention RETENTION_SOURCE are omitted."
+  descriptor-source-option-octets "The options of the declaration as for DESCRIPTOR-OPTION-OCTETS,
+but including options with the retention RETENTION_SOURCE."
   descriptor-line "The line of the declaration, from 1."
   descriptor-column "The column of the declaration, from 1."
-  option-name "The name of OPTION, a list of strings, or of (string) for a part in parentheses."
+  option-name "The name of OPTION, a list of its parts. A part is a string or, if it is in
+parentheses, a list of a string."
   option-value "The value of OPTION: a string of octets, a number, (:identifier name) or
 (:aggregate fields)."
   file-descriptor-package "The package of the file, \"\" if it has none."
@@ -160,13 +161,15 @@ publicly."
   field-descriptor-label "The label of the field: :optional, :required or :repeated."
   field-descriptor-type "The type of the field, a keyword such as :int32, :message, :enum or
 :group."
-  field-descriptor-type-name "The full name of the field's message or enum type, or nil."
-  field-descriptor-default "The default that the file gives the field, or nil."
+  field-descriptor-type-name "The full name of the field's message or enum type, or nil if the field
+has another type."
+  field-descriptor-default "The default of the field in the file, or nil if it declares none."
   field-descriptor-json-name "The name of the field in JSON."
   field-descriptor-presence "The presence of the field, that is, how it is known to be set:
 :implicit, :explicit, :required or :repeated."
   field-descriptor-packed-p "True if the field is repeated and written packed."
-  field-descriptor-oneof "The name of the oneof to which the field belongs, or nil."
+  field-descriptor-oneof "The name of the oneof to which the field belongs, or nil if it belongs to
+none."
   enum-descriptor-values "The descriptors of the enum's values, in order."
   enum-value-descriptor-number "The number of the enum value."
   service-descriptor-symbol "The name of the service's class."
@@ -196,7 +199,8 @@ publicly."
 
 (defun find-option (descriptor name)
   "Return two values: the value, as written, of the option NAME (a string such as \"packed\", or
-\"(my.ext)\" for a custom option) of DESCRIPTOR, and true; nil and nil without that option."
+\"(my.ext)\" for a custom option) of DESCRIPTOR, and true. Return nil and nil if DESCRIPTOR has no
+such option."
   (let ((option (find name (descriptor-options descriptor)
                       :key (lambda (option) (option-name-string (option-name option)))
                       :test #'string=)))
@@ -213,8 +217,8 @@ publicly."
 ;;; Tables
 
 (defun index-by (key things &key (test 'eql))
-  "A table from the value of KEY for each of THINGS to that thing; of several things with the same
-value the first one counts."
+  "Return a table from the values of the function KEY for THINGS to these things. Of several things
+with the same value, the table has the first."
   (let ((table (make-hash-table :test test)))
     (dolist (thing things table)
       (let ((value (funcall key thing)))
@@ -246,7 +250,8 @@ first."
   (map-messages (lambda (message) (mapc function (message-descriptor-extensions message))) file))
 
 (defun map-names (function file)
-  "Call FUNCTION with every descriptor in FILE that has a full name, and its owner."
+  "For every descriptor in FILE that has a full name, call FUNCTION with the descriptor and its
+owner."
   (labels ((visit-enum (enum)
              (funcall function enum nil)
              (dolist (value (enum-descriptor-values enum)) (funcall function value enum)))
@@ -276,12 +281,13 @@ first."
 image.")
 
 (defun built-in (name)
-  "True if the file NAME is defined in every image; the file's text if it is built in but not
-defined yet; or nil."
+  "Return true if the file NAME is defined in every image, its text if it is built in but not
+defined yet, and nil if it is not built in."
   (values (gethash name *built-ins*)))
 
 (defun find-file-descriptor (name)
-  "Return the descriptor of the loaded file whose import path is NAME, or nil."
+  "Return the descriptor of the loaded file whose import path is NAME, or nil if no such file is
+loaded."
   (values (gethash name **files**)))
 
 (defun find-descriptor (full-name)
@@ -289,8 +295,9 @@ defined yet; or nil."
   (values (gethash full-name **descriptors**)))
 
 (defun file-of-symbol (full-name)
-  "Return the descriptor of the loaded file that declares FULL-NAME, anything that has a full name:
-a message, enum, enum value, field, oneof, extension, service or method; or nil."
+  "Return the descriptor of the loaded file that declares FULL-NAME, or nil if no loaded file does.
+FULL-NAME may be the name of a message, enum, enum value, field, oneof, extension, service or
+method."
   (values (gethash full-name **symbol-files**)))
 
 (defun find-extension-descriptor (full-name number)
@@ -334,15 +341,16 @@ a message, enum, enum value, field, oneof, extension, service or method; or nil.
 ;;; Which compiled files define a .proto file
 
 (defglobal **definers** (make-hash-table :test 'eq :weakness :key :synchronized t)
-  "A table from a file descriptor that a compiled file defines to its definer: a text that names the
-source of that compiled file, and a weak pointer to the run of the compiler that has compiled it, or
-nil.")
+  "A table from file descriptors that compiled files define to their definers. A definer has a text
+that names the source of the compiled file, and a weak pointer to the run of the compiler that has
+compiled it, or nil.")
 
 (defvar *definer* nil
   "The definer of the descriptors in the form that is being expanded, or nil at the REPL.")
 
 (defun current-compilation ()
-  "An object that identifies the run of COMPILE-FILE in this thread, or nil without one."
+  "Return an object that identifies the run of COMPILE-FILE in this thread, or nil if the thread is
+not in COMPILE-FILE."
   (let ((symbol (find-symbol "*SOURCE-INFO*" "SB-C"))) ; LOAD binds it as well
     (and *compile-file-truename* symbol (boundp symbol) (symbol-value symbol))))
 
@@ -390,7 +398,8 @@ is the definer of the compiled file that contains FILE. Return FILE."
 ;;; Helpers for the files that make descriptors
 
 (defmacro reverse-places (&rest places)
-  "Reverse the lists in PLACES, which were pushed, into the order of the source."
+  "Reverse the lists in PLACES. PUSH has made them, so this puts their elements into the order of
+the source."
   `(setf ,@(loop for place in places append `(,place (reverse ,place)))))
 
 (defun text-fingerprint (text)

@@ -25,11 +25,12 @@
                :repeated-field-encoding :packed :utf8-validation :verify :json-format :allow
                :enforce-naming-style :style2024
                :default-symbol-visibility :export-top-level)))
-  "The features a file starts with, by syntax or edition.")
+  "The features of a file that sets none itself, by syntax or edition.")
 
 (defun feature-keyword (name)
-  "The keyword for NAME, of a feature or of a feature's value; a string if no feature that matters
-here has that name: files of peers may declare any features, and interned names are never freed."
+  "Return the keyword for NAME, which is the name of a feature or of a feature's value. Return a
+string if no such keyword exists. None is made, because files of peers may declare any features, and
+keywords are never freed."
   (let ((name (substitute #\- #\_ (string-upcase name))))
     (or (find-symbol name '#:keyword) name)))
 
@@ -37,12 +38,13 @@ here has that name: files of peers may declare any features, and interned names 
   (getf (descriptor-features descriptor) feature))
 
 (defun written-features (descriptor)
-  "The features that the options of DESCRIPTOR set, as one record, or nil."
+  "Return the features that the options of DESCRIPTOR set, as one record, or nil if they set none."
   (let ((records (record-values (options-record descriptor) "features")))
     (and records (merge-records records))))
 
 (defun written-feature (descriptor name)
-  "The value of the feature NAME that DESCRIPTOR itself sets, as a keyword, or nil."
+  "Return the value of the feature NAME that DESCRIPTOR itself sets, as a keyword, or nil if it does
+not set it."
   (getf (own-features descriptor) (feature-keyword name)))
 
 (defun feature-value-keyword (field number)
@@ -51,7 +53,7 @@ here has that name: files of peers may declare any features, and interned names 
     (and value (plusp number) (feature-keyword (descriptor-name value)))))
 
 (defun own-features (descriptor)
-  "The plist of the features that the options of DESCRIPTOR set, each once."
+  "Return a plist of the features that the options of DESCRIPTOR set, with each feature once."
   (when-let ((record (written-features descriptor)))
     (loop for (field . values) in (group-entries record)
           unless (field-descriptor-extendee field)
@@ -59,7 +61,7 @@ here has that name: files of peers may declare any features, and interned names 
                          (feature-value-keyword field (first (last values)))))))
 
 (defun resolve-own-features (descriptor inherited)
-  "Give DESCRIPTOR its features: the features INHERITED, changed by its own."
+  "Set the features of DESCRIPTOR to the features INHERITED, as changed by its own features."
   (let ((own (own-features descriptor))
         (kind (if (file-descriptor-p descriptor) :edition :name)))
     (when (and (written-features descriptor) (not (file-descriptor-edition (linked-file))))
@@ -105,7 +107,7 @@ inherits, for every descriptor, outermost first and in protoc's order."
         (funcall function method service)))))
 
 (defun resolve-features (file)
-  "Give every descriptor of FILE its features."
+  "Set the features of every descriptor of FILE."
   (let ((defaults (rest (assoc (or (file-descriptor-edition file) (file-descriptor-syntax file))
                                *feature-defaults* :test #'equal))))
     (map-inheriting (lambda (descriptor around)

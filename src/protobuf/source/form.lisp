@@ -46,7 +46,7 @@
     (nreverse found)))
 
 (defun commented-octets (file)
-  "As FILE-DESCRIPTOR-OCTETS, with source info for the comments."
+  "Return what FILE-DESCRIPTOR-OCTETS returns, with source info for the comments added."
   (let ((comments (commented-paths file)))
     (concatenate 'octets (file-descriptor-octets file)
                  (with-octets-out ()
@@ -57,7 +57,7 @@
                          (dump-text 3 (cdr comment)))))))))
 
 (defun file-content (file)
-  "The descriptor FILE as text, or as octets if a text would lose a part of it."
+  "Return the descriptor FILE as text, or as octets if a text would lose a part of FILE."
   (let* ((octets (commented-octets file))
          (message (parse-message *file-type* octets :partial t))
          (text (message-text message)))
@@ -93,7 +93,7 @@ outside the directory for generated files."
     (and (plusp start) (string= ".proto" name :start2 start))))
 
 (defun load-imports (name imports)
-  "Load the generated files of those of IMPORTS that are not loaded. The generated files are in the
+  "Load the generated files of those IMPORTS that are not loaded. The generated files are in the
 same tree as the file of NAME, which is being loaded or compiled."
   (let ((source (or *compile-file-truename* *load-truename*)))
     (dolist (import imports)
@@ -126,7 +126,7 @@ like LOAD."
      (define-linked-file ,name ,content)))
 
 (defmacro define-linked-file (name content)
-  "The work of DEFINE-FILE when all imports are loaded."
+  "Define the declarations of CONTENT as DEFINE-FILE does. All imports must be loaded."
   (let ((*definer* (own-definer)))
     (expand-files (list (link-form name content)) (and *definer* t))))
 
@@ -179,16 +179,17 @@ are linked file descriptors, imports first."
                         (with-output-to-string (stream) (write-generated-file file stream))))))
 
 (defun generate-sources (path &key import-paths (directory (source-directory)))
-  "Return Lisp sources for the declarations of the .proto file PATH and the files it imports,
-imports first: an alist from paths, such as \"foo/bar.lisp\" for foo/bar.proto, to texts. Files that
-every image has are not included. PATH and its imports are looked for as by DEFINE-PROTO; relative
-paths are relative to DIRECTORY. Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
+  "Return Lisp sources for the declarations of the .proto file PATH and of the files that it
+imports. The value is an alist from paths, such as \"foo/bar.lisp\" for foo/bar.proto, to texts,
+with imports first. It has no sources for files that every image has. PATH and its imports are
+looked for as by DEFINE-PROTO; relative paths are relative to DIRECTORY. Signal PROTO-SYNTAX-ERROR,
+and MISUSE if there is no file PATH."
   (let ((fresh (assign-symbols (read-protos path import-paths nil directory '()))))
     (generated-files (with-imports (first (last fresh)) fresh))))
 
 (defun with-imports (file fresh)
-  "FILE and all files that it imports, directly or not, imports first, without the files that every
-image has. FRESH are the files that are not registered."
+  "Return FILE and all files that it imports, directly or not, imports first. Files that every image
+has are omitted. FRESH are the files that are not registered."
   (let ((files (index-by #'descriptor-name fresh :test 'equal)) (all '()))
     (flet ((file-of (name) (or (gethash name files) (find-file-descriptor name))))
       (walk-imports (list (descriptor-name file))

@@ -13,7 +13,7 @@
 (defparameter *scalar-names*
   '("double" "float" "int32" "int64" "uint32" "uint64" "sint32" "sint64" "fixed32" "fixed64"
     "sfixed32" "sfixed64" "bool" "string" "bytes")
-  "The types a field can have without a declaration.")
+  "The types that a field can have without a declaration.")
 
 (defun scalar-type (name)
   "The keyword of the scalar type NAME, or nil."
@@ -30,7 +30,7 @@
           (t (expect-full-name what)))))
 
 (defun parse-field-type (field)
-  "Consume the type of FIELD, also \"group\"."
+  "Consume the type of FIELD, which may also be \"group\"."
   (let* ((token (this-token))
          (scalar (and (eq :identifier (token-kind token)) (scalar-type (token-value token)))))
     (cond (scalar
@@ -111,7 +111,8 @@ OWNER is the descriptor of the surrounding message, or nil for an extension at t
            (expect ";")))))
 
 (defun parse-group-body (field token owner scope first)
-  "Consume the body of the group FIELD, whose name is TOKEN: the message type of the field."
+  "Consume the body of the group FIELD, which is the declaration of the field's message type. TOKEN
+is the group's name."
   (let ((message (note-place (make-message-descriptor :name (field-descriptor-type-name field))
                              token scope)))
     (unless (upper-case-p (char (descriptor-name message) 0))
@@ -218,12 +219,12 @@ the first letter too."
     (:sint64 -9223372036854775808 9223372036854775807)
     (:sfixed64 -9223372036854775808 9223372036854775807)
     (:uint64 0 18446744073709551615) (:fixed64 0 18446744073709551615))
-  "The least and greatest number of each integer type.")
+  "The minimum and the maximum of each integer type.")
 
 (defun parse-default-value (type)
   "Consume the default of a field of TYPE, which is nil for a field that has a type name. Return two
-values: the form in which descriptor.proto writes it, and its value; for a named type the linker
-computes both values."
+values: the default as descriptor.proto writes it, and its value. For a named type the linker
+computes both."
   (let ((range (rest (assoc type *integer-ranges*))))
     (cond (range
            (let ((value (parse-integer-default range)))
@@ -282,8 +283,8 @@ computes both values."
                        :oneof (descriptor-name oneof))))))
 
 (defun parse-ranges (make &key signed (what "a number"))
-  "Consume first [to last], …; return a list of the values of MAKE for each first and last, which
-may be :MAX."
+  "Consume first [to last], …; call MAKE with each first and last, where last may be :MAX. Return a
+list of the values of MAKE."
   (loop
     for token = (this-token)
     for first = (expect-integer what :signed signed)
@@ -296,7 +297,7 @@ may be :MAX."
     while (accept ",")))
 
 (defun parse-reserved (what signed)
-  "Consume a reserved statement; return two values, the ranges and the names, of which one is nil."
+  "Consume a reserved statement. Return two values: its ranges and its names. One of these is nil."
   (expect "reserved")
   (let ((kind (token-kind (this-token))) (ranges '()) (names '()))
     (flet ((list-of (function) (loop collect (funcall function) while (accept ","))))
@@ -433,7 +434,7 @@ or nil."
     enum))
 
 (defun check-aliases (enum)
-  "Check that allow_alias has an effect, if ENUM, which was just parsed, has it."
+  "Check that allow_alias has an effect if ENUM, which was parsed before, has this option."
   (let ((option (find '("allow_alias") (descriptor-options enum)
                       :key #'option-name :test #'equal))
         (numbers (mapcar #'enum-value-descriptor-number (enum-descriptor-values enum))))
@@ -593,7 +594,7 @@ declaration."
 
 (defun parse-proto (text name)
   "Return the unlinked descriptor of the file NAME whose source is TEXT. Signal PROTO-SYNTAX-ERROR
-for the first error; it contains the others."
+for the first error; this condition contains all further errors."
   (multiple-value-bind (tokens lexer-problems) (tokenize text name)
     (let* ((file (make-file-descriptor :name name :full-name name
                                        :places (make-hash-table :test 'eq)))
@@ -616,7 +617,7 @@ for the first error; it contains the others."
       file)))
 
 (defun signal-problems (problems)
-  "Signal the first of PROBLEMS, if any; it contains the others."
+  "Signal the first of PROBLEMS, if there are any; this condition contains all further problems."
   (when problems
     (setf (proto-syntax-error-others (first problems)) (rest problems))
     (error (first problems))))

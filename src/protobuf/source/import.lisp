@@ -21,7 +21,8 @@ directories of the files themselves.")
   (lenient-string (source-octets truename))) ; comments may be in any encoding
 
 (defun find-proto (name places)
-  "The truename of the file NAME in the first of PLACES that has it, or nil."
+  "Return the truename of the file NAME in the first of PLACES that has it, or nil if no place has
+it."
   (loop for place in places
         for found = (probe-file (merge-pathnames (parse-native name) place))
           thereis (and found (pathname-name found) found))) ; no directory
@@ -29,7 +30,8 @@ directories of the files themselves.")
 ;;; ASDF's systems
 
 (defun system-around (directory)
-  "The known ASDF system whose directory is DIRECTORY or the nearest one above it, or nil."
+  "Return the ASDF system whose directory is DIRECTORY or the nearest directory above it, or nil if
+ASDF knows none."
   (let ((full (sb-ext:native-namestring directory)) (best nil) (length 0))
     (dolist (name (asdf:registered-systems) best)
       (let* ((system (asdf:registered-system name))
@@ -41,8 +43,8 @@ directories of the files themselves.")
           (setf best system length (length prefix)))))))
 
 (defgeneric component-places (component)
-  (:documentation "The directories in which the .proto files of the ASDF component COMPONENT, and
-those that import them, find imports.")
+  (:documentation "Return the directories in which imports are looked for, by the .proto files of
+the ASDF component COMPONENT and by files that import these.")
   (:method ((component asdf:component)) '())
   (:method ((component asdf:parent-component))
     (mapcan #'component-places (copy-list (asdf:component-children component)))))
@@ -56,8 +58,8 @@ those that import them, find imports.")
       dependency))
 
 (defun system-places (system)
-  "The directory of SYSTEM and the places of its .proto files and of those of all systems on which
-it depends."
+  "Return the directory of SYSTEM, the places of its .proto files, and the places of the .proto
+files of all systems on which it depends."
   (let ((seen '()) (places '()))
     (labels ((visit (system)
                (unless (or (null system) (member system seen))
@@ -74,8 +76,8 @@ it depends."
     (and system (system-places system))))
 
 (defun import-text (name places)
-  "Two values: the text of the file for an import of NAME, and its truename if it was read. The text
-is nil if there is no such file, or if it is built in and already defined."
+  "Return two values: the text of the file that is imported as NAME, and its truename if the file
+was read. The text is nil if there is no such file, or if the file is built in and already defined."
   (let ((built-in (built-in name)))
     (cond ((stringp built-in) built-in)
           (built-in nil)
@@ -83,17 +85,17 @@ is nil if there is no such file, or if it is built in and already defined."
                (and found (values (read-source found) found)))))))
 
 (defun note-source (file truename)
-  "Note that FILE was read from the file TRUENAME, or nil. Return FILE."
+  "Note that FILE was read from the file TRUENAME, or from no file if TRUENAME is nil. Return FILE."
   (setf (file-descriptor-source file) (and truename (sb-ext:native-namestring truename)))
   file)
 
 ;;; Reading a file with its imports
 
 (defun walk-imports (names imports leave circle)
-  "Call LEAVE with each of NAMES and its direct and indirect imports, imports first, each once. The
-function IMPORTS returns the names that a name imports; it is called when the walk reaches a name.
-CIRCLE is called with a name that imports itself and the list of names on the way to it, the last
-one first."
+  "Call LEAVE once with each of NAMES and each of their direct and indirect imports, imports first.
+The function IMPORTS returns the names that a name imports; it is called when the walk reaches a
+name. CIRCLE is called with a name that imports itself and the list of names on the path to it, the
+last name first."
   (let ((states (make-hash-table :test 'equal)) ; name to :open or :left
         (way (list (cons nil names))))          ; each a name and the rest of its imports
     (loop
@@ -136,7 +138,8 @@ version is not registered. Return the fresh file descriptors with their symbols,
   (assign-symbols (link-protos (parse-proto text name) text places)))
 
 (defun link-protos (file text places)
-  "As LOAD-PROTOS, with FILE already parsed from TEXT; the files get no symbols."
+  "Do what LOAD-PROTOS does, for FILE, which has already been parsed from TEXT. The files get no
+symbols."
   (let ((parsed (make-hash-table :test 'equal)) ; name to file and text, if not linked
         (files (make-hash-table :test 'equal)) (symbol-table (make-symbol-table)) (fresh '()))
     (labels ((read-import (name)
@@ -171,9 +174,9 @@ version is not registered. Return the fresh file descriptors with their symbols,
       (nreverse fresh))))
 
 (defun read-protos (path import-paths source directory more-places)
-  "The fresh file descriptors of the file PATH, whose text is SOURCE or is read from the file, and
-of its imports, imports first; they have no symbols. See DEFINE-PROTO. MORE-PLACES are directories
-to look in last."
+  "Return the fresh file descriptors of the file PATH and of its imports, imports first; they have
+no symbols. The text of the file is SOURCE or is read from PATH. See DEFINE-PROTO. MORE-PLACES are
+the directories that are searched last."
   (let* ((given (absolute-directories import-paths directory))
          (registered (absolute-directories *import-roots* *default-pathname-defaults*))
          (roots (append given registered))
@@ -207,15 +210,15 @@ Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH. From any thread.
   (read-protos path import-paths nil directory '()))
 
 (defun direct-imports (truename)
-  "Two values: the names of the files that the file TRUENAME imports, and its package; none if it is
-not a valid source."
+  "Return two values: the names of the files that the file TRUENAME imports, and its package. Return
+nil if TRUENAME is not a valid source."
   (handler-case (let ((file (parse-proto (read-source truename) (file-namestring truename))))
                   (values (all-imports file) (file-descriptor-package file)))
     (error () (values '() ""))))
 
 (defun imported-files (truename places)
-  "The truenames of all files that the file TRUENAME imports, directly or not, and that are found in
-PLACES; without built-in files."
+  "Return the truenames of all files that the file TRUENAME imports, directly or not, and that are
+found in PLACES. Built-in files are omitted."
   (let ((seen (make-hash-table :test 'equal)) (waiting (list truename)) (files '()))
     (setf (gethash truename seen) t)
     (loop while waiting

@@ -66,12 +66,12 @@
   (and char (< (char-code char) 128) (digit-char-p char radix)))
 
 (defun control-p (char)
-  "True of control characters that are not white space."
+  "True if CHAR is a control character that is not white space."
   (and (< (char-code char) 32)
        (not (member char '(#\Tab #\Newline #\Return #\Page #\Vt)))))
 
 (defun take-while (lexer predicate)
-  "Consume characters while PREDICATE holds, return them as a string."
+  "Consume characters while PREDICATE returns true for them; return these characters as a string."
   (let ((start (lexer-at lexer)))
     (loop while (and (peek lexer) (funcall predicate (peek lexer))) do (advance lexer))
     (subseq (lexer-text lexer) start (lexer-at lexer))))
@@ -113,7 +113,7 @@
           (comment-lines (format nil "~{~A~^~%~}" (reverse lines)))))))
 
 (defun next-line-comment-p (lexer)
-  "True if the line after the present one of LEXER has a // comment in the same column region."
+  "True if the line after the present line of LEXER has a // comment in the same column region."
   (let* ((text (lexer-text lexer))
          (at (lexer-at lexer)))
     (and (eql #\Newline (peek lexer))
@@ -200,27 +200,27 @@ comment. Return the leading comment of the token to come, or nil."
             (values :integer (digits-integer text 10) 10))))))
 
 (defun digits-integer (digits radix)
-  "The integer written in DIGITS, or some huge integer if DIGITS are so many that the exact value
-does not matter."
+  "Return the integer written in DIGITS. If there are so many digits that the exact value does not
+matter, return some huge integer."
   (let ((start (or (position #\0 digits :test-not #'char=) (length digits))))
     (cond ((= start (length digits)) 0)
           ((> (- (length digits) start) 1000) (expt radix 1000))
           (t (parse-integer digits :start start :radix radix)))))
 
 (defun text-exponent (text start)
-  "The exponent written in TEXT from START, which may have a sign."
+  "Return the exponent that TEXT has at START. The exponent may have a sign."
   (let ((sign (char text start)))
     (* (if (char= sign #\-) -1 1)
        (digits-integer (subseq text (if (digit-p sign) start (1+ start))) 10))))
 
 (defconstant +most-digits+ 800
-  "The most digits of a number that are examined one by one. The longest number that is relevant,
-the midpoint of two doubles, has 768; of further digits only one fact is relevant, whether all are
-0.")
+  "The maximum number of digits of a number that are examined one by one. The longest number that
+must be exact, the midpoint of two doubles, has 768 digits. Of further digits, it only matters
+whether all are 0.")
 
 (defun leading-digits (digits)
-  "The integer of the first digits of DIGITS, a string, and how many digits these are. If further
-digits follow that are not all 0, the last digit of the integer becomes 1."
+  "Return two values: the integer of the first digits of DIGITS, a string, and the number of these
+digits. If further digits follow that are not all 0, the last digit of the integer becomes 1."
   (let ((end (min +most-digits+ (length digits))))
     (if (find #\0 digits :start end :test-not #'char=)
         (values (1+ (* 10 (parse-integer digits :end end))) (1+ end))
@@ -244,8 +244,8 @@ point with digits and an exponent."
 ;;; Strings
 
 (defun lex-string (lexer)
-  "Consume a quoted string. Return the octets of the string: characters as UTF-8, and the octets
-that escapes stand for."
+  "Consume a quoted string. Return the octets of the string: its characters as UTF-8, and the octets
+that escapes represent."
   (let ((quote (advance lexer))
         (octets (make-array 16 :element-type 'octet :adjustable t :fill-pointer 0)))
     (flet ((put-character (char)
@@ -290,7 +290,8 @@ that escapes stand for."
         (t (lexer-complain lexer "an unknown escape in a string") 0)))))
 
 (defun join-surrogates (lexer code)
-  "CODE; or, if it is the first of two surrogates and the second follows, the code of the pair."
+  "Return CODE; or the code of the pair, if CODE is the first of two surrogates and the second
+follows."
   (let* ((text (lexer-text lexer))
          (at (lexer-at lexer))
          (second (and (<= #xD800 code #xDBFF)

@@ -13,7 +13,7 @@
 ;;; Declaring, with the checks that need no other declaration
 
 (defun bounds (range)
-  "The pair (first . last) of RANGE, which is an extension range or already such a pair."
+  "Return the pair (first . last) of RANGE, which is an extension range or such a pair."
   (if (consp range) range (cons (extension-range-first range) (extension-range-last range))))
 
 (defun number-in-range-p (number range)
@@ -39,7 +39,7 @@ start."
   (reach nil :type (or null number-range)))
 
 (defun number-ranges (ranges)
-  "The vector of the spans of RANGES, by their first numbers."
+  "Return the vector of NUMBER-RANGEs for RANGES, sorted by their first numbers."
   (let ((number-ranges (sort (coerce (loop for range in ranges
                                            for place from 0
                                            for (first . last) = (bounds range)
@@ -66,8 +66,8 @@ start."
       (and reach (<= first (number-range-last reach)) reach))))
 
 (defun overlaps (ranges)
-  "Pairs of RANGES that have a number in common, sorted by the place of the earlier range of the
-pair in RANGES; each range that overlaps with another one is in a pair."
+  "Return pairs of RANGES that have a number in common, sorted by the place of the earlier range of
+each pair in RANGES. Each range that overlaps with another range is in a pair."
   (let ((number-ranges (number-ranges ranges)))
     (sort (loop for i from 1 below (length number-ranges)
                 for number-range = (svref number-ranges i)
@@ -89,7 +89,8 @@ pair in RANGES; each range that overlaps with another one is in a pair."
   (number-ranges (message-descriptor-extension-ranges message)))
 
 (defun extension-range-of (message number)
-  "The extension range of MESSAGE, which is declared, that has NUMBER, or nil."
+  "Return the extension range of MESSAGE that contains NUMBER, or nil if no range does. MESSAGE must
+have been declared."
   (let ((number-range (number-range-in (index-of message 'extension-number-ranges) number number)))
     (and number-range (number-range-range number-range))))
 
@@ -188,10 +189,11 @@ pair in RANGES; each range that overlaps with another one is in a pair."
 
 (defvar *numbers*)
 (setf (documentation '*numbers* 'variable)
-      "While names are resolved: the fields by the full name of their message and their number.")
+      "While names are resolved, a table of the fields by the full name of their message and their
+number.")
 
 (defun visible-type-p (declared)
-  "True if the edition 2024 lets the file being linked use the type DECLARED."
+  "True if edition 2024 allows the file that is being linked to use the type DECLARED."
   (let ((thing (declared-thing declared)) (file (declared-file declared)))
     (or (eq file (linked-file))
         (case (cond ((message-descriptor-p thing) (message-descriptor-visibility thing))
@@ -206,21 +208,22 @@ pair in RANGES; each range that overlaps with another one is in a pair."
                ((:local-all :strict) nil)))))))
 
 (defun check-visible (declared thing kind)
-  "True if DECLARED, a type, may be used at THING; otherwise complain."
+  "Return true if DECLARED, a type, may be used at THING; otherwise note an error."
   (or (linker-read-p *linker*)
       (visible-type-p declared)
       (complain thing kind "\"~A\" is local to ~A" (descriptor-full-name (declared-thing declared))
                 (descriptor-name (declared-file declared)))))
 
 (defun resolve-message (name inside thing kind)
-  "The DECLARED message that NAME denotes inside the full name INSIDE, or nil after a complaint."
+  "Return the DECLARED of the message that NAME denotes inside the full name INSIDE, or note an
+error and return nil."
   (let ((declared (resolve-name name inside)))
     (cond ((null declared) (complain-unknown thing kind name))
           ((message-descriptor-p (declared-thing declared)) declared)
           (t (complain thing kind "\"~A\" is not a message type" name)))))
 
 (defun resolve-extendee (field)
-  "Resolve the extendee of FIELD, an extension. Return true unless that is wrong."
+  "Resolve the extendee of FIELD, an extension. Return true unless the extendee is wrong."
   (let ((declared (resolve-message (field-descriptor-extendee field)
                                    (descriptor-full-name field) field :extendee)))
     (when (and declared (check-visible declared field :extendee))
@@ -233,7 +236,7 @@ pair in RANGES; each range that overlaps with another one is in a pair."
         t))))
 
 (defun resolve-type (field)
-  "Resolve the type that FIELD names, if it names one. Return true unless that is wrong."
+  "Resolve the type that FIELD names, if it names a type. Return true unless the type is wrong."
   (let* ((name (field-descriptor-type-name field))
          (declared (and name (resolve-name name (descriptor-full-name field)
                                            #'type-descriptor-p)))
@@ -259,7 +262,7 @@ pair in RANGES; each range that overlaps with another one is in a pair."
            (resolve-default field thing)))))
 
 (defun resolve-default (field type)
-  "Find the value that FIELD of TYPE, a message or enum, has as default. Return true."
+  "Find the default value of FIELD, whose TYPE is a message or enum. Return true."
   (let ((text (field-descriptor-default-text field)))
     (cond ((and text (message-descriptor-p type))
            (complain field :default "a message field cannot have a default"))
@@ -275,7 +278,8 @@ pair in RANGES; each range that overlaps with another one is in a pair."
   t)
 
 (defun resolve-owner (field owner)
-  "Return true if FIELD, of the message OWNER or an extension, has a valid place."
+  "Return true if FIELD, which is a field of the message OWNER or an extension, is declared in a
+valid place."
   (cond ((field-descriptor-extendee field) (resolve-extendee field))
         (owner t)
         (t (complain field :extendee "an extension names the message that it extends"))))
@@ -373,8 +377,8 @@ pair in RANGES; each range that overlaps with another one is in a pair."
 ;;; Removing declarations that have errors
 
 (defun needs-faulty-p (descriptor owner)
-  "True if DESCRIPTOR, with its OWNER as in MAP-NAMES, cannot be checked without a declaration that
-has errors."
+  "True if DESCRIPTOR cannot be checked because it needs a declaration that has errors. OWNER is the
+owner of DESCRIPTOR, as in MAP-NAMES."
   (flet ((faulty-name-p (full-name)
            (and full-name (faulty-p (find-thing full-name)))))
     (or (faulty-p owner)
@@ -411,15 +415,16 @@ has errors."
       (mapc #'keep-in-message (file-descriptor-messages file)))))
 
 (defun end-stage (file)
-  "If errors were found, signal them or, if FILE is a source, remove the declarations with errors."
+  "If errors were found, signal them; if FILE is a source, remove the declarations that have errors
+instead."
   (when (linker-problems *linker*)
     (if (linker-read-p *linker*) (fail-on-problems) (set-aside file))))
 
 ;;; The whole
 
 (defvar *import-option* ":import-paths"
-  "The name, for error texts, of the option by which the user adds import directories. A command of
-the command line binds it to its own option.")
+  "The name, for error texts, of the option by which users add import directories. A command of the
+command line binds this variable to the name of the command's option.")
 
 (defun check-imports (file find roots)
   "Check that FIND finds every import of FILE and that no import occurs twice."
@@ -439,8 +444,8 @@ the command line binds it to its own option.")
                 name (mapcar #'sb-ext:native-namestring roots) *import-option*))))
 
 (defun fail-on-circle (name open)
-  "Report that the file NAME, one of OPEN, imports itself through the files that were opened after
-it."
+  "Report that the file NAME imports itself. OPEN are the names of open files; NAME is among them,
+and imports itself through the files that were opened after it."
   (let* ((circle (member name (reverse open) :key #'descriptor-name :test #'string=))
          (file (first circle))
          (next (descriptor-name (or (second circle) file)))
@@ -460,8 +465,8 @@ it."
   (end-stage file))
 
 (defun start-records (file)
-  "Begin the options of declarations that have options though none is written: the entry messages of
-maps and, in descriptor.proto, methods with a block."
+  "Begin the options of declarations that have options although the source has none for them: the
+entry messages of maps and, in descriptor.proto, methods with a block."
   (map-names (lambda (descriptor owner)
                (declare (ignore owner))
                (cond ((and (message-descriptor-p descriptor)

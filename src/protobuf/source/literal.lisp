@@ -7,7 +7,7 @@
   (make-string count :initial-element #\0))
 
 (defun digits-text (digits exponent count)
-  "The text that C's %g prints for COUNT DIGITS, the first of them with EXPONENT."
+  "Return the text that C's %g prints for COUNT DIGITS, the first of which has EXPONENT."
   (let ((text (string-right-trim "0" (format nil "~D" digits))))
     (cond ((<= -4 exponent -1)
            (concatenate 'string "0." (zeros (- -1 exponent)) text))
@@ -21,7 +21,8 @@
            (format nil "~A.~A" (subseq text 0 (1+ exponent)) (subseq text (1+ exponent)))))))
 
 (defun default-float-text (value)
-  "VALUE, a single or double float, as descriptor.proto writes a default."
+  "Return the text of VALUE, a single or double float, in the form that defaults have in
+descriptor.proto."
   (cond ((sb-ext:float-nan-p value) "nan")
         ((not (finite-p value)) (if (plusp value) "inf" "-inf"))
         ((zerop value) (if (minusp (float-sign value)) "-0" "0"))
@@ -36,8 +37,9 @@
                (concatenate 'string sign (digits-text digits exponent short))))))))
 
 (defun text-single (number)
-  "The single float for NUMBER in a default or in text format. As in protoc, NUMBER is first rounded
-to a double, and the midpoint between the greatest single and infinity becomes the greatest single."
+  "Return the single float for NUMBER, which was written in a default or in text format. As in
+protoc, NUMBER is first rounded to a double, and the midpoint between the greatest single and
+infinity becomes the greatest single."
   (let ((double (to-double number)))
     (cond ((eql double 3.4028235677973366d38) most-positive-single-float)
           ((eql double -3.4028235677973366d38) most-negative-single-float)
@@ -51,8 +53,8 @@ to a double, and the midpoint between the greatest single and infinity becomes t
     (double-float (eql value (rational-double rational)))))
 
 (defun put-escaped (octet out)
-  "Write OCTET to OUT with C's escapes for a literal in double quotes, an octal one if it is not
-printable."
+  "Write OCTET to OUT as in a C literal in double quotes; if it is not printable, as an octal
+escape."
   (case octet
     (10 (write-string "\\n" out))
     (13 (write-string "\\r" out))
@@ -64,14 +66,14 @@ printable."
            (format out "\\~3,'0O" octet)))))
 
 (defun c-escaped (octets)
-  "OCTETS as text with C's escapes, for a literal in quotes of either kind."
+  "Return OCTETS as text with C's escapes, for a literal in single or double quotes."
   (with-output-to-string (out)
     (loop for octet across octets
           do (when (= 39 octet) (write-char #\\ out))
              (put-escaped octet out))))
 
 (defun c-unescaped (text)
-  "The octets encoded by TEXT, written by C-ESCAPED; nil if it is malformed."
+  "Return the octets that TEXT, in the form of C-ESCAPED, represents, or nil if it is malformed."
   (multiple-value-bind (tokens problems)
       (tokenize (format nil "\"~A\"" text) "")
     (let ((token (svref tokens 0)))
@@ -79,8 +81,8 @@ printable."
            (token-value token)))))
 
 (defun character-code-at (octets at)
-  "Two values: the code of the character whose UTF-8 is in OCTETS at AT, and the number of its
-octets; the code of the replacement character, and 1, if there is no character."
+  "Return two values: the code of the character whose UTF-8 is in OCTETS at AT, and the number of
+its octets. If the octets at AT are not UTF-8, return the code of the replacement character, and 1."
   (let* ((lead (aref octets at))
          (size (cond ((< lead #x80) 1)
                      ((<= #xC2 lead #xDF) 2)
@@ -99,8 +101,9 @@ octets; the code of the replacement character, and 1, if there is no character."
     (values #xFFFD 1)))
 
 (defun lenient-string (octets)
-  "The string encoded by OCTETS in UTF-8, with a replacement character for each octet that is not
-UTF-8. SBCL's own decoder allocates some 300 octets for each such octet."
+  "Return the string encoded by OCTETS in UTF-8, with a replacement character for each octet that is
+not UTF-8. SBCL's own decoder is not used, because it allocates some 300 octets for each such
+octet."
   (handler-case (octets-string octets)
     (invalid-utf8 ()
       (let ((string (make-string (length octets))) (count 0) (at 0))

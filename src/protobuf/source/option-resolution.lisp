@@ -16,7 +16,7 @@
   (error 'wrong-value :text (format nil "~?" control arguments)))
 
 (defun options-type (descriptor)
-  "The full name of the message type of DESCRIPTOR's options."
+  "Return the full name of the message type of DESCRIPTOR's options."
   (etypecase descriptor
     (file-descriptor "google.protobuf.FileOptions")
     (message-descriptor "google.protobuf.MessageOptions")
@@ -29,8 +29,8 @@
     (method-descriptor "google.protobuf.MethodOptions")))
 
 (defun map-optioned (function file)
-  "Call FUNCTION with every descriptor of FILE that can have options and the full name of the scope
-of its options' names, in the order in which protoc interprets them."
+  "For every descriptor of FILE that can have options, call FUNCTION with the descriptor and the
+full name of the scope of its options' names. The order is that in which protoc interprets options."
   (labels ((visit (descriptor) (funcall function descriptor (descriptor-full-name descriptor)))
            (visit-enum (enum)
              (mapc #'visit (enum-descriptor-values enum))
@@ -53,7 +53,8 @@ of its options' names, in the order in which protoc interprets them."
     (funcall function file (format nil "~A.file" (file-descriptor-package file)))))
 
 (defun options-record (descriptor)
-  "The record of the options of DESCRIPTOR that are interpreted so far, or nil."
+  "Return the record of the options of DESCRIPTOR that have been interpreted so far, or nil if there
+are none."
   (values (gethash descriptor (linker-records *linker*))))
 
 (defun ensure-options-record (descriptor)
@@ -66,7 +67,7 @@ of its options' names, in the order in which protoc interprets them."
   (record-value (options-record descriptor) name default))
 
 (defun any-option-of (descriptor name)
-  "The values of the standard option NAME of DESCRIPTOR, also of another file."
+  "Return the values of the standard option NAME of DESCRIPTOR, which may belong to another file."
   (record-values (or (options-record descriptor)
                      (and (descriptor-source-option-octets descriptor)
                           (index-of descriptor 'source-options)))
@@ -86,7 +87,8 @@ of its options' names, in the order in which protoc interprets them."
   (find-thing (field-descriptor-type-name field)))
 
 (defun extension-in-sight (name inside message)
-  "The extension of MESSAGE that NAME denotes inside the full name INSIDE, or nil."
+  "Return the extension of MESSAGE that NAME denotes inside the full name INSIDE, or nil if NAME
+denotes none."
   (let* ((declared (resolve-name name inside))
          (field (and declared (declared-thing declared))))
     (and (field-descriptor-p field)
@@ -94,7 +96,8 @@ of its options' names, in the order in which protoc interprets them."
          field)))
 
 (defun option-path (option descriptor inside)
-  "The fields through which the name of OPTION, one of DESCRIPTOR, leads; nil after a complaint."
+  "Return the list of the fields in the name of OPTION, an option of DESCRIPTOR, or note an error
+and return nil."
   (let ((message (find-thing (options-type descriptor)))
         (parts (option-name option))
         (path '()))
@@ -138,7 +141,7 @@ of its options' names, in the order in which protoc interprets them."
                    (first part) (descriptor-full-name message)))))
 
 (defun path-set-p (record path)
-  "True if the field that PATH leads to is set in RECORD."
+  "True if the field at PATH, a list of fields, is set in RECORD."
   (loop for value in (field-values record (first path))
           thereis (or (null (rest path))
                       (and (record-p value) (path-set-p value (rest path))))))
@@ -158,7 +161,7 @@ of its options' names, in the order in which protoc interprets them."
                  (complain option :option-value "~A" (wrong-value-text wrong)))))))))
 
 (defun add-option-at (record path value)
-  "Add VALUE at the field that PATH leads to; make messages on the way."
+  "Add VALUE to the field at PATH, a list of fields, in RECORD; make the messages on the path."
   (add-entry record (first path)
              (if (rest path)
                  (let ((inner (make-record (field-message (first path)))))
@@ -167,7 +170,8 @@ of its options' names, in the order in which protoc interprets them."
                  value)))
 
 (defun interpret-options (file custom)
-  "Interpret the options in FILE whose name begins with an extension, if CUSTOM, or the others."
+  "If CUSTOM is true, interpret the custom options in FILE, that is, options whose name begins with
+an extension. Otherwise interpret the standard options."
   (map-optioned
    (lambda (descriptor inside)
      (dolist (option (descriptor-options descriptor))
@@ -244,7 +248,8 @@ of its options' names, in the order in which protoc interprets them."
     record))
 
 (defun text-field (message name)
-  "The field of MESSAGE with NAME, a list if it is an extension; nil if the name is reserved."
+  "Return the field of MESSAGE with NAME, which is a list if the field is an extension. Return nil
+if the name is reserved."
   (let ((full-name (descriptor-full-name message)))
     (cond ((consp name)
            (or (extension-in-sight (first name) (format nil "~A.field" full-name) message)
@@ -263,7 +268,8 @@ of its options' names, in the order in which protoc interprets them."
   (name-set (message-descriptor-reserved-names message)))
 
 (defun message-set-extension (name message)
-  "The extension of the message set MESSAGE that the message type NAME declares for itself."
+  "Return the extension of the message set MESSAGE that the message type NAME declares for its own
+messages."
   (when (message-descriptor-message-set-p message)
     (let* ((declared (resolve-name name (format nil "~A.field" (descriptor-full-name message))))
            (type (and declared (declared-thing declared))))
@@ -300,7 +306,8 @@ of its options' names, in the order in which protoc interprets them."
         (setf (gethash oneof oneofs) field)))))
 
 (defun text-constant (field value)
-  "The value of FIELD for VALUE in text format, which accepts more forms than an option."
+  "Return the value of FIELD for VALUE, which is written in text format and may therefore have more
+forms than the value of an option."
   (let* ((type (field-descriptor-type field)) (word (word-of value)))
     (cond ((and (eq type :bool) (member value '(0 1))) (= value 1))
           ((and (eq type :bool) (member word '("True" "t") :test #'equal)) t)
@@ -323,7 +330,8 @@ of its options' names, in the order in which protoc interprets them."
         (wrong-value "~A has no value ~D" (descriptor-full-name enum) number))))
 
 (defun add-any (record url value)
-  "Add to RECORD, a google.protobuf.Any, the message described by VALUE as a value of the type URL."
+  "Add to RECORD, a google.protobuf.Any, the message that VALUE describes; URL is the URL of its
+type."
   (let* ((message (record-message record))
          (slash (1+ (position #\/ url :from-end t)))
          (declared (find-name (subseq url slash)))
@@ -359,11 +367,11 @@ of its options' names, in the order in which protoc interprets them."
 ;;; The result
 
 (defun source-only-p (field)
-  "True if FIELD, as an option, is retained in the source only."
+  "True if FIELD is an option with the retention RETENTION_SOURCE."
   (member 2 (any-option-of field "retention"))) ; RETENTION_SOURCE
 
 (defun store-options (file)
-  "Give every descriptor in FILE the octets of its options."
+  "Store the octets of its options in every descriptor in FILE."
   (map-optioned
    (lambda (descriptor inside)
      (declare (ignore inside))

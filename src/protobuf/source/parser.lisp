@@ -20,10 +20,10 @@
 (setf (documentation '*parser* 'variable) "The parser at work.")
 
 (defconstant +message-depth+ 32
-  "The depth of messages in a source at which it is refused, as by protoc.")
+  "The depth of nested messages at which a source is refused, as protoc refuses it.")
 
 (defconstant +aggregate-depth+ 100
-  "How deep the value of an option may nest.")
+  "The maximum depth of nesting in the value of an option.")
 
 (defparameter *editions* '("2023" "2024")
   "The editions that are known.")
@@ -59,7 +59,7 @@
   nil)
 
 (defun parse-failure (token expected)
-  "Give up the statement at TOKEN, where EXPECTED should have stood."
+  "Give up the statement at TOKEN, because EXPECTED should be in the place of TOKEN."
   (error (make-problem token (format nil "expected ~A, found ~A" expected (describe-token token))
                        expected)))
 
@@ -78,7 +78,7 @@
   (some #'token-is texts))
 
 (defun accept (text)
-  "Consume the current token if it is TEXT; return it or nil."
+  "Consume the current token and return it if it is TEXT; otherwise return nil."
   (when (token-is text) (consume-token)))
 
 (defun expect (text &optional (expected (format nil "\"~A\"" text)))
@@ -110,8 +110,8 @@
       (invalid-utf8 () (note-problem token "this string is not UTF-8") ""))))
 
 (defun expect-integer (what &key (maximum 2147483647) signed)
-  "Consume an integer up to MAXIMUM; if SIGNED, one from -1-MAXIMUM on. A number out of range is an
-error and counts as 0."
+  "Consume an integer from 0, or from -1-MAXIMUM if SIGNED, to MAXIMUM. A number out of this range
+is an error and counts as 0."
   (let* ((negative (and signed (accept "-")))
          (token (this-token))
          (magnitude (expect-kind :integer what)))
@@ -141,7 +141,7 @@ error and counts as 0."
 ;;; Statements and recovery
 
 (defun skip-statement ()
-  "Move past the next semicolon or balanced block, or to a closing brace."
+  "Move after the next semicolon or balanced block, or to a closing brace."
   (let ((depth 0))
     (loop
       (let ((token (this-token)))
@@ -185,8 +185,8 @@ error and counts as 0."
 ;;; Descriptors and their positions
 
 (defun statement-comment (first last)
-  "The comment of a statement whose tokens are FIRST to LAST: the comment before it, else the
-comment after it."
+  "Return the comment of a statement whose tokens are FIRST to LAST: the comment before it or, if
+there is none, the comment after it."
   (or (token-leading first) (token-trailing last)))
 
 (defun note-at (thing kind token)
@@ -195,7 +195,8 @@ comment after it."
         (gethash thing (file-descriptor-places (parser-file *parser*)))))
 
 (defun note-place (descriptor token scope)
-  "Give DESCRIPTOR the place of TOKEN and its full name within SCOPE. Return it."
+  "Set the place of DESCRIPTOR to that of TOKEN, and its full name to its name within SCOPE. Return
+DESCRIPTOR."
   (setf (descriptor-line descriptor) (token-line token)
         (descriptor-column descriptor) (token-column token)
         (descriptor-full-name descriptor)
@@ -207,8 +208,8 @@ comment after it."
 ;;; Options
 
 (defconstant +most-option-parts+ 100
-  "The most names in the path of an option: each name but the last is a field that holds a message,
-and messages are nested at most this deep.")
+  "The maximum number of names in the path of an option. Each name but the last is a field that
+holds a message, and messages are nested at most this deep.")
 
 (defun parse-option-name ()
   (let ((parts '()))
@@ -225,7 +226,8 @@ and messages are nested at most this deep.")
       (unless (accept ".") (return (nreverse parts))))))
 
 (defun number-value (token negative)
-  "The value of TOKEN, a number, negated if NEGATIVE; an integer that is too large becomes a float."
+  "Return the value of TOKEN, a number, negated if NEGATIVE. An integer that is too large becomes a
+float."
   (let ((value (token-value token)))
     (cond ((floatp value) (if negative (- value) value))
           ((<= value (if negative (expt 2 63) (1- (expt 2 64)))) (if negative (- value) value))
@@ -283,7 +285,8 @@ when the option is interpreted, as in protoc."
             (parser-at *parser*) (1+ end)))))
 
 (defun parse-aggregate (open close)
-  "Consume an aggregate value; return (:aggregate (name . value)…), a name in brackets as (name)."
+  "Consume an aggregate value; return (:aggregate (name . value)…), in which a name in brackets
+becomes (name)."
   (with-nesting (+aggregate-depth+)
     (expect open)
     (let ((fields '()))
@@ -347,5 +350,5 @@ when the option is interpreted, as in protoc."
     (expect "]")))
 
 (defun parse-bracketed-options (descriptor)
-  "Consume [name = value, …] if that comes next, into DESCRIPTOR."
+  "If [name = value, …] comes next, consume it and add these options to DESCRIPTOR."
   (call-in-brackets (lambda () (parse-option-assignment descriptor))))

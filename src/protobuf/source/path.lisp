@@ -38,8 +38,8 @@
   (or (< (char-code char) 32) (<= 127 (char-code char) 159)))
 
 (defun file-name-p (name)
-  "True if NAME can be the name of a file: it leads down from its base directory, as protoc demands
-of a \"virtual path\", and is one line."
+  "True if NAME can be the name of a file: it is one line and, as protoc demands of a \"virtual
+path\", does not leave its base directory."
   (flet ((part-p (part) (not (member part '("" "." "..") :test #'string=))))
     (and (every #'part-p (split-name name #\/))
          (not (find #\\ name))
@@ -47,7 +47,7 @@ of a \"virtual path\", and is one line."
          (not (and (> (length name) 1) (letter-p (char name 0)) (char= #\: (char name 1)))))))
 
 (defun file-name-text (name)
-  "The text of the error that NAME is not a FILE-NAME-P."
+  "Return the text of the error that NAME does not satisfy FILE-NAME-P."
   (format nil "\"~A\" is not the name of a file: it must not have \".\", \"..\" or nothing between ~
                slashes, or a backslash, drive or control character"
           (substitute-if #\? #'control-character-p name)))
@@ -64,8 +64,8 @@ of a \"virtual path\", and is one line."
 
 (defun implied-root (truename package)
   "The directory to which the name of the file TRUENAME, which declares PACKAGE, is relative. If the
-file's last directories are the parts of PACKAGE, this is the directory above them; else it is the
-file's own directory."
+file's last directories are the parts of PACKAGE, this is the directory above these; otherwise it is
+the file's own directory."
   (let* ((own (directory-of truename))
          (parts (and (string/= "" package) (split-name package)))
          (directories (pathname-directory own))

@@ -17,8 +17,8 @@
          arguments))
 
 (defun requested-files (request imports)
-  "The linked files for which REQUEST requests code; with IMPORTS all files except those that every
-image has. The second value is a list of all linked files."
+  "Return the linked files for which REQUEST requests code, or, with IMPORTS, all files except those
+that every image has. The second value is a list of all linked files."
   (multiple-value-bind (all fresh)
       (link-set (map 'list #'serialize
                      (google.protobuf.compiler:code-generator-request-proto-file request)))

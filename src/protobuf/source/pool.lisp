@@ -24,12 +24,12 @@
   (owner nil))
 
 (defconstant +longest-name+ 512
-  "The most characters of a full name in files read from octets. There is a limit since nested names
-repeat the names around them.")
+  "The maximum number of characters of a full name in files read from octets. It is limited because
+nested names repeat the names around them.")
 
 (defconstant +most-imports-in-sight+ 1000000
-  "The most visible files, summed over all files that are linked together. This bounds the work for
-public imports: N of them can make N × N files visible.")
+  "The maximum number of visible files, summed over all files that are linked together. This bounds
+the work for public imports, because N public imports can make N × N files visible.")
 
 (defstruct (symbol-table (:copier nil))
   "The state that files linked together share."
@@ -71,7 +71,7 @@ public imports: N of them can make N × N files visible.")
 ;;; Errors
 
 (defun noted-p (thing kind)
-  "The line and column noted for the part KIND of THING, or nil."
+  "The line and column noted for the part KIND of THING, or nil if none are noted."
   (let ((places (file-descriptor-places (linked-file))))
     (rest (assoc kind (and places (gethash thing places))))))
 
@@ -84,7 +84,7 @@ public imports: N of them can make N × N files visible.")
           (t (values 1 1)))))
 
 (defconstant +most-problems+ 100
-  "The most errors that are reported for one file read from octets.")
+  "The maximum number of errors that are reported for one file read from octets.")
 
 (defun faulty-p (thing)
   "True if THING has an error or needs a declaration that has one."
@@ -113,8 +113,8 @@ public imports: N of them can make N × N files visible.")
 ;;; Indexes
 
 (defun index-of (thing make)
-  "The index of THING, a descriptor that changes no more, in the symbol table; MAKE names the
-function that makes the index from THING when it is first needed."
+  "Return the index of THING in the symbol table. THING is a descriptor that does not change any
+more; MAKE names the function that makes the index from THING when it is first needed."
   (let* ((table (symbol-table-indexes (linker-symbol-table *linker*)))
          (there (getf (gethash thing table) make table)))
     (if (eq there table)
@@ -122,7 +122,7 @@ function that makes the index from THING when it is first needed."
         there)))
 
 (defun enum-value-numbered (enum number)
-  "The first value of ENUM, which is linked, with NUMBER, or nil."
+  "Return the first value of ENUM with NUMBER, or nil if ENUM has none. ENUM must be linked."
   (values (gethash number (index-of enum 'values-by-number))))
 
 (defun values-by-number (enum)
@@ -132,8 +132,8 @@ function that makes the index from THING when it is first needed."
   (index-by #'field-descriptor-number (message-descriptor-fields message)))
 
 (defun field-numbered (message number)
-  "The field of MESSAGE, which is linked, with NUMBER, or an extension of it that is known here; or
-nil."
+  "Return the field or the known extension of MESSAGE with NUMBER, or nil if it has neither. MESSAGE
+must be linked."
   (or (gethash number (index-of message 'fields-by-number))
       (let ((extensions (gethash (descriptor-full-name message)
                                  (symbol-table-extensions (linker-symbol-table *linker*)))))
@@ -148,7 +148,7 @@ nil."
   (gethash name (names)))
 
 (defun know-extension (field)
-  "Enter FIELD, an extension whose extendee is resolved."
+  "Enter FIELD, an extension whose extendee is resolved, into the symbol table."
   (let ((extensions (symbol-table-extensions (linker-symbol-table *linker*)))
         (name (field-descriptor-extendee field)))
     (setf (gethash (field-descriptor-number field)
@@ -165,7 +165,7 @@ nil."
       (complain descriptor :name "\"~A\" is not an identifier" name))))
 
 (defun declare-name (descriptor &optional owner)
-  "Enter DESCRIPTOR, which the file being linked declares."
+  "Enter DESCRIPTOR, which the file that is being linked declares, into the symbol table."
   (check-identifier descriptor)
   (let* ((name (descriptor-full-name descriptor))
          (there (raw-declared name)))
@@ -211,8 +211,9 @@ linked."
   (append (file-descriptor-dependencies file) (file-descriptor-option-dependencies file)))
 
 (defun map-import-closure (function names find select)
-  "Call FUNCTION with each of the files called NAMES; if FUNCTION returns true for a file, continue
-with the files that SELECT names for it. FIND maps a name to its file, or nil."
+  "Call FUNCTION with each of the files called NAMES. If FUNCTION returns true for a file, continue
+with the files whose names SELECT returns for that file. FIND returns the file of a name, or nil if
+it is unknown."
   (let ((waiting (list names)))         ; lists of names
     (loop while waiting
           do (let ((name (pop (first waiting))))
@@ -223,8 +224,8 @@ with the files that SELECT names for it. FIND maps a name to its file, or nil."
                        (push (funcall select file) waiting))))))))
 
 (defun see-imports (names find kind)
-  "The files called NAMES and their direct and indirect public imports. The files become visible as
-KIND: T, or :OPTIONS for options only."
+  "Return the files called NAMES and their direct and indirect public imports, and make these files
+visible. KIND is T, or :OPTIONS if they are visible only for options."
   (let ((files '()) (sight (linker-sight *linker*)) (symbol-table (linker-symbol-table *linker*)))
     (map-import-closure
      (lambda (file)
@@ -272,25 +273,28 @@ KIND: T, or :OPTIONS for options only."
         (make-hash-table :test 'equal))))
 
 (defun find-declared (full-name)
-  "The DECLARED called FULL-NAME, in sight or not, or nil."
+  "Return the DECLARED called FULL-NAME, whether it is visible here or not, or nil if there is
+none."
   (or (raw-declared full-name) (gethash full-name (standard-names))))
 
 (defun find-thing (full-name)
-  "The thing declared as FULL-NAME, in sight or not, or nil."
+  "Return the thing declared as FULL-NAME, whether it is visible here or not, or nil if there is
+none."
   (let ((declared (find-declared full-name)))
     (and declared (declared-thing declared))))
 
 (defun find-inside (scope name owner)
-  "The thing called NAME in SCOPE, a full name, that belongs to OWNER, a message or enum; or nil."
+  "Return the thing called NAME in SCOPE, a full name, that belongs to OWNER, a message or enum, or
+nil if there is none."
   (let ((declared (find-declared (format nil "~:[~A.~;~*~]~A" (string= "" scope) scope name))))
     (and declared (eq owner (declared-owner declared)) (declared-thing declared))))
 
 (defun enum-value-named (enum name)
-  "The value of ENUM, which is declared, called NAME, or nil."
+  "Return the value of ENUM called NAME, or nil if there is none. ENUM must be declared."
   (find-inside (scope-of enum) name enum))
 
 (defun field-inside (message name)
-  "The field of MESSAGE, which is declared, called NAME, or nil."
+  "Return the field of MESSAGE called NAME, or nil if there is none. MESSAGE must be declared."
   (let ((found (find-inside (descriptor-full-name message) name message)))
     (and (field-descriptor-p found) found)))
 
@@ -305,7 +309,7 @@ KIND: T, or :OPTIONS for options only."
         (and (eq thing :package) (gethash name (linker-packages *linker*))))))
 
 (defun find-name (name)
-  "The DECLARED called NAME if it is in sight, or nil."
+  "Return the DECLARED called NAME if it is visible here, else nil."
   (let ((declared (raw-declared name)))
     (cond ((null declared) nil)
           ((in-sight-p declared name) declared)
@@ -325,8 +329,8 @@ KIND: T, or :OPTIONS for options only."
   (scope-around (descriptor-full-name descriptor)))
 
 (defun resolve-name (name inside &optional (accept (constantly t)))
-  "The DECLARED that NAME denotes in the scope of the full name INSIDE, or nil. A name of one part
-counts only if ACCEPT returns true for its DECLARED."
+  "Return the DECLARED that NAME denotes in the scope of the full name INSIDE, or nil if it denotes
+none. A name of one part counts only if ACCEPT returns true for its DECLARED."
   (setf (linker-hidden *linker*) nil
         (linker-nearest *linker*) nil)
   (when (and (plusp (length name)) (char= #\. (char name 0)))

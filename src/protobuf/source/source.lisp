@@ -11,8 +11,8 @@
 ;;; Which descriptor a name was made for
 
 (defun made-from-p (symbol base &rest affixes)
-  "True if the name of SYMBOL is the name of BASE, a symbol of the same package, between the two
-strings of one of AFFIXES, conses."
+  "True if the name of SYMBOL consists of a prefix, the name of BASE, a symbol of the same package,
+and a suffix. AFFIXES are conses of a prefix and a suffix."
   (and base
        (eq (symbol-package symbol) (symbol-package base))
        (loop for (before . after) in affixes
@@ -24,7 +24,8 @@ strings of one of AFFIXES, conses."
   (made-from-p symbol reader '("" . "") '("HAS-" . "") '("CLEAR-" . "")))
 
 (defun part-of-function (message symbol)
-  "The descriptor, MESSAGE itself or one in it, for which the function SYMBOL was made, or nil."
+  "Return the descriptor for which the function SYMBOL was made, MESSAGE itself or a descriptor in
+it, or nil if it was made for another."
   (let* ((type (find-message-type (descriptor-full-name message)))
          (layout (and type (message-type-layout type))))
     (flet ((same (descriptor candidates)
@@ -45,8 +46,9 @@ strings of one of AFFIXES, conses."
                                     (message-descriptor-oneofs message))))))))
 
 (defun part-named (descriptor symbol kind)
-  "DESCRIPTOR or, for a message, a declaration inside it, if SYMBOL names a definition made for
-that; or nil. KIND is :FUNCTION, :GENERIC-FUNCTION, :STRUCTURE, :CLASS or :TYPE."
+  "Return the descriptor for which the definition named SYMBOL was made, if it is DESCRIPTOR or, for
+a message, a declaration inside DESCRIPTOR; else nil. KIND is :FUNCTION, :GENERIC-FUNCTION,
+:STRUCTURE, :CLASS or :TYPE."
   (flet ((named-p (wanted name) (and (eq kind wanted) (eq symbol name) descriptor)))
     (etypecase descriptor
       (message-descriptor
@@ -64,8 +66,8 @@ that; or nil. KIND is :FUNCTION, :GENERIC-FUNCTION, :STRUCTURE, :CLASS or :TYPE.
       (descriptor nil))))
 
 (defun find-definition (name kind)
-  "Two values: the descriptor for which NAME, a symbol or (SETF symbol), was defined as a KIND, and
-its file; or nil."
+  "Return two values: the descriptor for which NAME, a symbol or (SETF symbol), was defined as a
+KIND, and the descriptor's file. Return nil if NAME was not defined for a descriptor."
   (let ((symbol (if (consp name) (second name) name)))
     (when (and (symbolp symbol) (symbol-package symbol))
       (dolist (file (sb-ext:with-locked-hash-table (**files**)
@@ -87,8 +89,8 @@ its file; or nil."
     (lexer-at lexer)))
 
 (defun correct-source (source name kind)
-  "Make SOURCE, SBCL's definition source of NAME as a KIND, lead to the .proto file that defined
-NAME, if there is one that was read from disk. Return SOURCE."
+  "Change SOURCE, SBCL's definition source of NAME as a KIND, so that it refers to the .proto file
+that defined NAME, if that file was read from disk. Return SOURCE."
   (multiple-value-bind (descriptor file) (find-definition name kind)
     (let* ((path (and descriptor (file-descriptor-source file)))
            (pathname (and path (parse-native path)))
@@ -108,8 +110,8 @@ NAME, if there is one that was read from disk. Return SOURCE."
 ;;; The answers of SB-INTROSPECT
 
 (defgeneric defined-as (object)
-  (:documentation "Two values: the name under which a .proto file may have defined OBJECT, a class,
-generic function or method, and the kind for FIND-DEFINITION; or nil.")
+  (:documentation "Return two values: the name under which a .proto file may have defined OBJECT, a
+class, generic function or method, and the kind for FIND-DEFINITION. Return nil for other objects.")
   (:method (object)
     (declare (ignore object))
     nil)
@@ -119,14 +121,16 @@ generic function or method, and the kind for FIND-DEFINITION; or nil.")
     (values (sb-mop:generic-function-name object) :generic-function)))
 
 (defun object-source (function object)
-  "The answer of FUNCTION, FIND-DEFINITION-SOURCE, for OBJECT, corrected."
+  "Call FUNCTION, which is FIND-DEFINITION-SOURCE, with OBJECT, correct the source that it returns,
+and return that source."
   (let ((source (funcall function object)))
     (multiple-value-bind (name kind) (defined-as object)
       (if (and source name) (correct-source source name kind) source))))
 
 (defun named-sources (function name kind)
-  "The answer of FUNCTION, FIND-DEFINITION-SOURCES-BY-NAME, for NAME and KIND, corrected. This looks
-up classes, generic functions and methods as objects, with FIND-DEFINITION-SOURCE."
+  "Call FUNCTION, which is FIND-DEFINITION-SOURCES-BY-NAME, with NAME and KIND, and return the
+sources corrected. FUNCTION looks up classes, generic functions and methods with
+FIND-DEFINITION-SOURCE, which corrects their sources."
   (let ((sources (funcall function name kind)))
     (if (member kind '(:function :type))
         (mapcar (lambda (source) (correct-source source name kind)) sources)

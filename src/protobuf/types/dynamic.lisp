@@ -9,20 +9,21 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (type-pool (:constructor %make-type-pool ()) (:copier nil))
-  "Message and enum types, by full name, from descriptors for which no code was made."
+  "A set of message and enum types, by full name, from descriptors for which no code was made."
   (files '() :type list)                ; the file descriptors
   (messages (make-hash-table :test 'equal) :type hash-table) ; full name to message type
   (enums (make-hash-table :test 'equal) :type hash-table)) ; full name to enum type
 
 (document-functions
-  type-pool-files "The descriptors of the files that POOL was made of.")
+  type-pool-files "The descriptors of the files from which POOL was made.")
 
 (define-printer (pool type-pool)
   "~D message type~:P" (hash-table-count (type-pool-messages pool)))
 
 (defun find-pool-type (pool full-name)
-  "Return the message type FULL-NAME of POOL or, if POOL has none, of the image; nil if the image
-has none either. This function serves as :FINDER for JSON and text format. From any thread."
+  "Return the message type FULL-NAME of POOL or, if POOL has none, of the image. Return nil if the
+image has none either. A function that calls this with POOL can be the :FINDER of readers and
+writers of JSON and text format. From any thread."
   (or (gethash full-name (type-pool-messages pool))
       (find-message-type full-name)))
 
@@ -61,7 +62,7 @@ has none either. This function serves as :FINDER for JSON and text format. From 
       (setf (svref contents bits) 0))))
 
 (defun install-dynamic (pool type)
-  "Give the message TYPE of POOL its layout."
+  "Set the layout of the message TYPE of POOL."
   (let* ((count 0)
          (plan (add-fields (make-plan :message (message-type-descriptor type))
                            (lambda (name)
@@ -89,13 +90,13 @@ has none either. This function serves as :FINDER for JSON and text format. From 
             slot))))
 
 (defun make-type-pool (source)
-  "Return a pool of dynamic types, one for each message and enum that SOURCE declares: a list of
-file descriptors; or octets, a serialized google.protobuf.FileDescriptorSet. Imports that SOURCE
-lacks must be loaded. Nothing is interned or compiled, and the types of the image do not change.
-FIND-POOL-TYPE finds the types of the pool, and MAKE-MESSAGE, PARSE-MESSAGE, PARSE-JSON-MESSAGE and
-PARSE-TEXT-MESSAGE accept these types. Values of enums of the pool are strings, such as
-\"STATUS_OK\", or numbers. Signal PROTOBUF-ERROR if octets are not a descriptor set,
-PROTO-SYNTAX-ERROR if the files contradict each other, MISUSE if a type is missing. From any
+  "Return a pool of dynamic types, one for each message and enum that SOURCE declares. SOURCE is a
+list of file descriptors or octets, a serialized google.protobuf.FileDescriptorSet. Imports that
+SOURCE lacks must be loaded. Nothing is interned or compiled, and the types of the image do not
+change. FIND-POOL-TYPE finds the types of the pool, and MAKE-MESSAGE, PARSE-MESSAGE,
+PARSE-JSON-MESSAGE and PARSE-TEXT-MESSAGE accept these types. Values of enums of the pool are
+strings, such as \"STATUS_OK\", or numbers. Signal PROTOBUF-ERROR if octets are not a descriptor
+set, PROTO-SYNTAX-ERROR if the files contradict each other, MISUSE if a type is missing. From any
 thread."
   (let ((pool (%make-type-pool))
         (files (if (typep source 'octets) (link-set (set-files source)) source)))

@@ -50,8 +50,8 @@
                      (plusp (length stored)))))))
 
 (defun present-stored (message slot)
-  "The stored value of the field of SLOT, which is present in MESSAGE; for a singular enum, the
-number."
+  "Return the stored value of the field of SLOT, which must be present in MESSAGE. For a singular
+enum the value is the number."
   (if (eq :oneof (slot-presence slot))
       (slot-content message (oneof-slot-value (slot-oneof slot)))
       (stored message slot)))
@@ -130,8 +130,8 @@ number."
                 (logandc2 (slot-content message (slot-bits slot)) (ash 1 (slot-bit slot)))))))
 
 (defun present-slots (message)
-  "The slots of the fields and extensions that are present in MESSAGE, of the current layout, by
-number."
+  "Return the slots of the fields and extensions that are present in MESSAGE, in the order of their
+numbers. MESSAGE must have the current layout."
   (let ((fields (loop for slot across (layout-slots (message-layout message))
                       when (slot-present-p message slot) collect slot)))
     (merge 'list (sort fields #'< :key #'slot-number) (present-extensions message)
@@ -146,8 +146,8 @@ number."
 ;;; Messages of other layouts
 
 (defun current-message (message symbol)
-  "Return the message of the current layout for MESSAGE, of the public type SYMBOL: MESSAGE itself,
-or the message to which it forwards."
+  "Return the message of the current layout for MESSAGE, which has the public type SYMBOL: MESSAGE
+itself, or the message to which it forwards."
   (unless (typep message symbol)
     (error 'type-error :datum message :expected-type symbol))
   (latest-message message))
@@ -197,7 +197,7 @@ forwards."
         new))))
 
 (defun read-with (reader octets)
-  "The message that READER makes of all of OCTETS."
+  "Return the message that READER makes from all of OCTETS."
   (read-twice (reading (length octets))
     (funcall reader octets 0 (length octets) reading)))
 
@@ -221,7 +221,7 @@ not know."
   (multiple-value-call #'clear-slot (current-and-slot message symbol number)))
 
 (defun oneof-other (message symbol name)
-  "Two values: the current message for MESSAGE, and its oneof NAME."
+  "Return two values: the message of the current layout for MESSAGE, and its oneof NAME."
   (let* ((current (current-message message symbol))
          (slot (find-if (lambda (slot)
                           (and (slot-oneof slot)
@@ -238,8 +238,8 @@ not know."
   (multiple-value-call #'clear-oneof (oneof-other message symbol name)))
 
 (defun size-other (message full-name)
-  "The size of MESSAGE, whose layout the sizer of FULL-NAME does not know; it is stored in MESSAGE
-as well."
+  "Return the size of MESSAGE, whose layout the sizer of FULL-NAME does not know. The size is also
+stored in MESSAGE."
   (let ((current (current-message message (message-type-symbol (intern-message-type full-name)))))
     (setf (message-size message)
           (funcall (layout-sizer (message-layout current)) current))))
@@ -267,7 +267,7 @@ that is not a forwarder was measured by its own layout, even if the type has ano
         (t (error 'type-error :datum message :expected-type 'message))))
 
 (defun need-slot (message field)
-  "The slot of MESSAGE that FIELD, in the forms that FIELD-VALUE accepts, denotes."
+  "Return the slot of MESSAGE that FIELD denotes, in one of the forms that FIELD-VALUE accepts."
   (let ((slots (layout-slots (message-layout message))))
     (or (etypecase field
           (integer (find field slots :key #'slot-number))
@@ -282,9 +282,9 @@ that is not a forwarder was measured by its own layout, even if the type has ano
 (defun field-value (message field)
   "Return the value of FIELD of MESSAGE as its accessor does. FIELD is a number, a name as in the
 .proto file, a keyword such as :page-size, a field descriptor, or, for an extension, its full name
-in brackets: \"[my.package.my_extension]\". SETFable. Signal MISUSE if MESSAGE has no such field.
-Reading is possible from any thread while no other thread changes MESSAGE; writing from one thread
-at a time."
+in brackets: \"[my.package.my_extension]\". SETF sets the value. Signal MISUSE if MESSAGE has no
+such field. Reading is possible from any thread while no other thread changes MESSAGE; writing from
+one thread at a time."
   (let ((message (current message)))
     (slot-user-value message (need-slot message field))))
 
@@ -295,24 +295,24 @@ at a time."
     value))
 
 (defun field-present-p (message field)
-  "Return true if FIELD of MESSAGE is present; without explicit presence, if it is not zero or
-empty. FIELD is as for FIELD-VALUE; signal MISUSE if MESSAGE has no such field. From any thread,
-while no other thread changes MESSAGE."
+  "Return true if FIELD of MESSAGE is present. A field without explicit presence is present if it is
+not zero or empty. FIELD is as for FIELD-VALUE; signal MISUSE if MESSAGE has no such field. From any
+thread, while no other thread changes MESSAGE."
   (let ((message (current message)))
     (slot-present-p message (need-slot message field))))
 
 (defun clear-field (message field)
   "Make FIELD of MESSAGE absent; return MESSAGE. FIELD is as for FIELD-VALUE; signal MISUSE if
-MESSAGE has no such field. Only one thread at a time may do this with MESSAGE."
+MESSAGE has no such field. Only one thread at a time may change MESSAGE."
   (let ((current (current message)))
     (clear-slot current (need-slot current field))
     message))
 
 (defun unknown-fields (message)
-  "Return the octets of the fields that were read into MESSAGE and that its type does not have, as
-they were received, or nil. They are written unchanged when MESSAGE is serialized. Loaded extensions
-are not among the unknown fields. Do not change the returned octets. From any thread, while no other
-thread changes MESSAGE."
+  "Return the octets of the unknown fields of MESSAGE, which were read into it although its type
+does not have them, or nil if it has none. The octets are those that were received. They are written
+unchanged when MESSAGE is serialized. Loaded extensions are not among the unknown fields. Do not
+change the returned octets. From any thread, while no other thread changes MESSAGE."
   (let* ((message (current message)) (extras (settled-extras message)))
     (if extras (extras-unknown extras) (message-extra message))))
 
@@ -325,9 +325,9 @@ any thread, while no other thread changes MESSAGE."
 
 (defmacro do-fields (((field value) message &optional result) &body body)
   "Run BODY with FIELD bound to the descriptor and VALUE to the value, as FIELD-VALUE returns it, of
-each field and extension that is present in MESSAGE, by number; return RESULT. BODY may change
-MESSAGE; it sees the fields that were present at first. From any thread, while no other thread
-changes MESSAGE."
+each field and extension that is present in MESSAGE, in the order of numbers; return RESULT. BODY
+may change MESSAGE; it is run for the fields that were present at first. From any thread, while no
+other thread changes MESSAGE."
   (let ((object (gensym "MESSAGE")) (slot (gensym "SLOT")))
     `(let ((,object (current ,message)))
        (dolist (,slot (present-slots ,object) ,result)
@@ -338,8 +338,8 @@ changes MESSAGE."
 
 (defun ensure-field (message field)
   "Return the sub-message in FIELD of MESSAGE; put a fresh one there first if it is absent. FIELD is
-as for FIELD-VALUE; signal MISUSE if it is not a singular message. Only one thread at a time may do
-this with MESSAGE."
+as for FIELD-VALUE; signal MISUSE if it is not a singular message. Only one thread at a time may
+change MESSAGE."
   (let* ((message (current message)) (slot (need-slot message field)))
     (unless (and (eq :message (slot-kind slot)) (eq :singular (slot-label slot)))
       (misuse "~A is not a singular message." (descriptor-full-name (slot-field slot))))
@@ -350,8 +350,8 @@ this with MESSAGE."
 (defun append-to-field (message field values)
   "Add VALUES, a sequence, to the end of the repeated FIELD of MESSAGE, and return MESSAGE. FIELD is
 as for FIELD-VALUE. Each call copies the present values, so add many values with one call. Signal
-MISUSE if MESSAGE has no such field or the field is not repeated. Only one thread at a time may do
-this with MESSAGE."
+MISUSE if MESSAGE has no such field or the field is not repeated. Only one thread at a time may
+change MESSAGE."
   (let* ((current (current message)) (slot (need-slot current field)))
     (unless (eq :repeated (slot-label slot))
       (misuse "~A is not repeated." (descriptor-full-name (slot-field slot))))

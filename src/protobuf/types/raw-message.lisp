@@ -5,7 +5,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (memory-bound (:copier nil))
-  "The memory that messages of a type, and those inside them, may take."
+  "The memory that messages of a type, and messages inside them, may take."
   (octets 0 :type index)                ; the most octets of memory that a raw message takes
   (name-octets 0 :type index)           ; octets of the longest name of a field in JSON
   (value-octets 0 :type index))         ; octets of the longest name of a value of an enum
@@ -19,13 +19,15 @@
 
 (document-functions
   raw-type-p "True if OBJECT is a type of messages that are not decoded."
-  raw-type-decoded "The message type that the octets in messages of TYPE, a raw type, have; or nil."
-  raw-type-finder "The :FINDER for JSON of messages of TYPE, a raw type, or nil.")
+  raw-type-decoded "The message type of the octets in messages of TYPE, a raw type, or nil if it is
+not known."
+  raw-type-finder "The :FINDER for JSON of messages of TYPE, a raw type, or nil if it has none.")
 
 ;;; The memory of a raw message if it were decoded, with its JSON
 
 (defconstant +any-octets+ 4096
-  "The memory that a message inside an Any, which may be of any type, is assumed to need at most.")
+  "The maximum memory in octets that a message inside an Any is assumed to need. The message may be
+of any type.")
 
 (defun find-memory-bound (type)
   "The MEMORY-BOUND of TYPE, a message type."
@@ -65,10 +67,10 @@
 fields and tables that contain them.")
 
 (defun decoded-room (type octets max-decoded-octets)
-  "Return about how many octets of memory a decoded message of TYPE, a raw type whose message type
-is known, occupies at most, together with its JSON. OCTETS is the message's length as received, in
-Protocol Buffers or in JSON; MAX-DECODED-OCTETS is the limit for the messages inside it. From any
-thread."
+  "Return the approximate maximum number of octets of memory that a decoded message of TYPE, a raw
+type whose message type is known, occupies together with its JSON. OCTETS is the message's length as
+received, in Protocol Buffers or in JSON; MAX-DECODED-OCTETS is the limit for the messages inside
+it. From any thread."
   (let ((bound (or (raw-type-memory-bound type)
                    (setf (raw-type-memory-bound type)
                          (find-memory-bound (raw-type-decoded type))))))
@@ -81,7 +83,7 @@ thread."
 
 (declaim (inline raw-message-octets))
 (defun raw-message-octets (message)
-  "The octets of MESSAGE, a raw one. Do not change these octets. From any thread."
+  "The octets of MESSAGE, a raw message. Do not change these octets. From any thread."
   (the octets (svref (dynamic-contents (the dynamic-message message)) 0)))
 
 
@@ -91,7 +93,7 @@ given, the octets are messages of that type; FINDER finds types by name, as :FIN
   (lay-out-raw (%make-raw-type (copy-seq name) decoded finder)))
 
 (defun lay-out-raw (type)
-  "Give TYPE, a raw type, its layout, and return TYPE."
+  "Set the layout of TYPE, a raw type, and return TYPE."
   (let ((layout (make-layout :type type)))
     (setf (layout-maker layout) (lambda () (make-raw-message type (make-octets 0)))
           (layout-reader layout)
@@ -147,7 +149,7 @@ DESERIALIZER converts back."
   (lay-out-raw (%make-coded-type (copy-seq name) serializer deserializer)))
 
 (defun code-message (type message)
-  "The raw message of TYPE, a coded type, for MESSAGE. In user code."
+  "Return the raw message of TYPE, a coded type, for MESSAGE. This calls user code."
   (let ((octets (funcall (coded-type-serializer type) message)))
     (unless (and (vectorp octets) (every (lambda (octet) (typep octet 'octet)) octets))
       (misuse "The codec of ~A converts a message to ~A, which is not a vector of octets."
@@ -163,7 +165,7 @@ DESERIALIZER converts back."
 
 (defun decode-coded (type octets start end)
   "The message in the octets START to END, decoded by TYPE, a coded type. Signal a PROTOBUF-ERROR if
-these cannot be decoded. In user code."
+these cannot be decoded. This calls user code."
   (flet ((refuse (text)
            (error 'protobuf-error :type (message-type-name type) :text text)))
     (or (handler-case (funcall (coded-type-deserializer type) (subseq-octets octets start end))

@@ -44,7 +44,7 @@ the nanoseconds after it. The universal time is negative before 1900. From any t
 
 (defun seconds-duration (seconds)
   "Return the google.protobuf.Duration of SECONDS, a real. Signal MISUSE if SECONDS are more than
-about 10,000 years either way. From any thread."
+about 10,000 years, positive or negative. From any thread."
   (multiple-value-bind (whole nanoseconds) (truncate (nanoseconds-of seconds) +ns-per-second+)
     (unless (<= (- +greatest-duration+) whole +greatest-duration+)
       (misuse "~A seconds are more than a duration can have." seconds))
