@@ -20,7 +20,7 @@
   (:documentation "The system refused an operation on an address."))
 
 (define-condition socket-reset (socket-error) ()
-  (:documentation "The peer has broken off the connection, or the network has."))
+  (:documentation "The peer or the network has broken off the connection."))
 
 (define-condition socket-aborted (socket-error) ()
   (:documentation "This machine has broken off the connection."))
@@ -46,15 +46,16 @@
   (:documentation "A host's addresses, or an address's host, could not be found."))
 
 (document-functions
-  socket-error-code "The system's errno, a positive integer, or -1 if the failure has none."
-  socket-error-operation "The operation that failed, as text that ADDRESS completes."
+  socket-error-code "The system's errno, a positive integer, or -1 if the failure has no errno."
+  socket-error-operation "The operation that failed, as a text that the address follows, such as
+\"connect to\"."
   socket-error-address "The address of the operation that failed, as text."
   socket-error-reason "The reason of the failure, as text."
   socket-error-owner "The object by which a layer above represents the connection or listener of
-CONDITION, such as a socket; or nil. That layer may SETF it.")
+CONDITION, such as a socket, or nil if there is none. That layer may use SETF.")
 
 (defun errno-class (result)
-  "The class of condition for RESULT, a negated errno."
+  "Return the class of the condition for RESULT, a negated errno."
   (let ((errno (- result)))
     (cond ((or (= errno os:+econnreset+) (= errno os:+epipe+)) 'socket-reset)
           ((= errno os:+etimedout+) 'socket-timeout)
@@ -63,6 +64,7 @@ CONDITION, such as a socket; or nil. That layer may SETF it.")
           (t 'socket-error))))
 
 (defun errno-condition (result operation address)
-  "The condition for an OPERATION with ADDRESS, texts, that failed with RESULT, a negated errno."
+  "Return the condition for OPERATION with ADDRESS, both texts, which failed with RESULT, a negated
+errno."
   (make-condition (errno-class result) :code (- result) :reason (os:errno-text result)
                                        :operation operation :address address))

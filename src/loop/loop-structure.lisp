@@ -12,7 +12,7 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +pool-buffers+ 1024
-  "The greatest number of unused buffers that a loop keeps.")
+  "The maximum number of unused buffers that a loop keeps.")
 
 (defstruct (function-queue (:copier nil))
   "Functions to call once, in their order."
@@ -25,8 +25,8 @@
   "~D" (ash (function-queue-count function-queue) -1))
 
 (defstruct (driving (:copier nil))
-  "The data of a caller-driven loop about its callers. See driving.lisp and, for the last four
-slots, coalescing.lisp."
+  "The data of a caller-driven loop about its callers. See driving.lisp; the last four slots are for
+coalescing.lisp."
   (calls 0 :type sb-ext:word)           ; calls under way; atomic
   (waiters 0 :type sb-ext:word)         ; sleeping threads, and calls no thread waits for; atomic
   (candidate nil :type (or null function)) ; wakes the waiter that could drive; atomic
@@ -137,19 +137,20 @@ slots, coalescing.lisp."
 
 (document-functions
   event-loop-name "The name of LOOP, for people."
-  event-loop-world "The WORLD that LOOP was made in."
+  event-loop-world "The WORLD in which LOOP was made."
   event-loop-poller "The POLLER of LOOP."
   event-loop-state "Return one of :new, :running and :stopped."
   event-loop-stopping "True once LOOP will stop after the current turn, or has stopped."
-  event-loop-datum "The datum of a layer above for LOOP: any object, nil at first. SETFable."
+  event-loop-datum "An object that a layer above has stored in LOOP by SETF; nil at first."
   event-loop-now "The time when the turn began, or when UPDATE-TIME was last called in it, in
 nanoseconds of the loop's clock. On the loop."
   event-loop-wheel "The timer wheel of LOOP, in its clock's time. On the loop."
   event-loop-random "The random-state for random choices on LOOP. On the loop."
   event-loop-reserve "The reserve whose threads run LOOP when its own thread cannot, or NIL."
   event-loop-turns "The number of turns that LOOP has made; it grows only when the loop has work."
-  event-loop-connections "The number of connections of LOOP, including those just accepted for it."
-  event-loop-timed "True if LOOP measures the time that it waits for events. SETFable, on the
+  event-loop-connections "The number of connections of LOOP, including connections that a listener
+has accepted for it."
+  event-loop-timed "True if LOOP measures the time that it waits for events. SETF is possible on the
 loop.")
 
 (define-hot (driving-of :inline t) ((loop event-loop)) driving
@@ -157,11 +158,13 @@ loop.")
   (the driving (event-loop-driving loop)))
 
 (define-hot (start-timer :inline t) ((loop event-loop) (timer timer) (due-ns nanoseconds)) null
-  "Let TIMER run on LOOP at DUE-NS of its clock or later. A pending timer is moved. On the loop."
+  "Make TIMER ring on LOOP when its clock reaches DUE-NS. If TIMER is pending, move it. On the
+loop."
   (schedule-timer (event-loop-wheel loop) timer due-ns))
 
 (define-hot (stop-timer :inline t) ((loop event-loop) (timer (or null timer))) boolean
-  "Do not let TIMER run on LOOP. Return true if TIMER was pending; false if it is nil. On the loop."
+  "Stop TIMER, which may be nil, from ringing on LOOP. Return true if TIMER was pending. On the
+loop."
   (and timer (cancel-timer (event-loop-wheel loop) timer)))
 
 (defun event-loop-network (loop)
@@ -176,7 +179,8 @@ loop.")
 ;;; cause a thousand of these at once, so a turn does only some of them, between other work.
 
 (defconstant +slow-ns+ 3000000
-  "The time that a turn may spend on slow work before it leaves further work to the next turn.")
+  "The time in nanoseconds that a turn may spend on slow work before it leaves further slow work to
+the next turn.")
 
 (define-hot slow-work-left-p ((loop event-loop)) boolean
   "True if this turn of LOOP may do more slow work."
@@ -206,7 +210,8 @@ loop.")
   (eq :running (event-loop-state loop)))
 
 (define-hot (in-event-loop-p :inline t) ((loop event-loop)) boolean
-  "True if this thread runs LOOP, also while it has lent the baton, until it loses the baton."
+  "True if this thread runs LOOP. This remains true while the thread has lent the baton, until it
+loses the baton."
   (eq sb-thread:*current-thread* (event-loop-thread loop)))
 
 (define-printer (loop event-loop)
@@ -223,7 +228,7 @@ loop.")
   (on-release nil :type (or null function))) ; (source), called when LOOP stops
 
 (defun grow-vector (vector length)
-  "Return VECTOR, or if it is shorter than LENGTH a longer copy."
+  "Return VECTOR or, if it is shorter than LENGTH, a longer copy."
   (declare (type simple-vector vector) (type index length))
   (if (<= length (length vector))
       vector
@@ -233,8 +238,8 @@ loop.")
   (ldb (byte 32 0) (source-token source)))
 
 (defun add-source (source descriptor)
-  "Register SOURCE for the events of DESCRIPTOR on its loop. Return a result like the kernel's
-calls."
+  "Register SOURCE for the events of DESCRIPTOR on its loop. Return a result like those of the
+kernel's calls: a negative result is a negated errno."
   (let* ((loop (source-loop source))
          (generation (setf (event-loop-generation loop)
                            (1+ (mod (event-loop-generation loop) (1- (ash 1 30))))))
@@ -257,12 +262,12 @@ calls."
             (source-token source) 0))))
 
 (defgeneric interest (source)
-  (:documentation "The events of SOURCE's descriptor that the loop does not know of yet: a
-combination of +READABLE+ and so on, or 0. Level-triggered pollers call this.")
+  (:documentation "Return the events of SOURCE's descriptor that have not been reported to the loop
+yet: a combination of +READABLE+ and similar flags, or 0. Level-triggered pollers call this.")
   (:method ((source source)) +readable+))
 
 (define-hot find-source ((loop event-loop) (token os:event-token)) (or null source)
-  "The source to which TOKEN was given, if the source still exists."
+  "Return the source to which TOKEN was given, or nil if it does not exist any more."
   (let* ((sources (event-loop-sources loop))
          (descriptor (ldb (byte 32 0) token))
          (source (and (< descriptor (length sources)) (svref sources descriptor))))
@@ -280,8 +285,8 @@ combination of +READABLE+ and so on, or 0. Level-triggered pollers call this.")
     (atomic-incf (event-loop-connections loop))))
 
 (defun close-byte-channel (byte-channel)
-  "Close BYTE-CHANNEL, which no connection has taken. Closing BYTE-CHANNEL again does nothing. On
-its loop."
+  "Close BYTE-CHANNEL, which must not belong to a connection. Closing BYTE-CHANNEL again does
+nothing. On its loop."
   (unless (minusp (byte-channel-descriptor byte-channel))
     (let ((loop (shiftf (byte-channel-loop byte-channel) nil)))
       (funcall (byte-channel-kind-close (byte-channel-kind byte-channel)) byte-channel)
@@ -319,9 +324,10 @@ its loop."
   (print-unreadable-object (handler stream :type t :identity t)))
 
 (defmacro define-flags (structure slot &body names)
-  "Define SETFable accessors STRUCTURE-NAME of booleans, one for each of NAMES: bits of SLOT, a slot
-of STRUCTURE whose type (unsigned-byte N) has enough bits. Structures with many instances need this,
-since each boolean slot would take a word. Only one thread at a time may set any of the flags."
+  "For each of NAMES define an accessor STRUCTURE-NAME of a boolean, for reading and for SETF. The
+boolean is a bit of SLOT, a slot of STRUCTURE whose type (unsigned-byte N) must have enough bits.
+Structures with many instances use such flags, because each boolean slot would take a word. Only one
+thread at a time may set any of the flags."
   (flet ((accessor (name) (intern (format nil "~A-~A" structure name))))
     `(progn
        ,@(loop for name in names
@@ -378,15 +384,18 @@ since each boolean slot would take a word. Only one thread at a time may set any
   filled)                               ; FILL was called since READ-UNSENT was set
 
 (document-functions
-  make-handler "Return a handler with the functions given; INPUT is needed. See the type HANDLER."
-  handler-input "The function of HANDLER that takes octets."
+  make-handler "Return a handler with these functions; only INPUT is required. See the type
+HANDLER."
+  handler-input "The function of HANDLER that receives octets."
   connection-loop "The loop of CONNECTION."
   connection-byte-channel "The byte channel of CONNECTION."
-  connection-handler "The handler of CONNECTION. SETFable, on its loop."
-  connection-user "The datum that CONNECTION's owner gave it. SETFable."
-  connection-max-unsent "The most unsent octets with which CONNECTION is still read. SETFable."
-  connection-kept "The octets charged to CONNECTION's account for its buffers."
-  connection-account "The ACCOUNT that is charged with the memory of CONNECTION, or nil."
+  connection-handler "The handler of CONNECTION. SETF is possible on its loop."
+  connection-user "The object that CONNECTION's owner has stored in it; SETF replaces it."
+  connection-max-unsent "The maximum number of unsent octets with which CONNECTION is still read;
+SETF changes it."
+  connection-kept "The number of octets that are charged to CONNECTION's account for its buffers."
+  connection-account "The ACCOUNT that is charged with the memory of CONNECTION, or nil if there is
+none."
   connection-state "One of :open, :closing, :lingering, :aborting and :closed.")
 
 (defmethod print-object ((connection connection) stream)

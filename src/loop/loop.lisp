@@ -5,8 +5,8 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +join-seconds+ 10
-  "How long JOIN-EVENT-LOOP waits: longer than any turn, unless user code blocks the loop for
-good.")
+  "The time in seconds that JOIN-EVENT-LOOP waits. It is longer than any turn, unless user code
+blocks the loop for ever.")
 
 (defun make-event-loop (&key (name "clgrpc loop") (clock (world-clock *world*))
                           (poller (funcall (world-make-poller *world*)))
@@ -40,9 +40,9 @@ even if the loop was never started."
       t)))
 
 (defun run-event-loop (loop)
-  "Run LOOP in this thread until STOP-EVENT-LOOP, or until a non-local exit. In both cases LOOP has
-stopped afterwards, unless a thread of its reserve continues it after the exit. Signal MISUSE if
-LOOP runs or has run already."
+  "Run LOOP in this thread until STOP-EVENT-LOOP stops it, or until a non-local exit. In both cases
+LOOP has stopped afterwards, unless a thread of its reserve continues it after the exit. Signal
+MISUSE if LOOP runs or has run already."
   (begin-running loop)
   (run-as-own loop)
   ;; the loop was overtaken, or stopped before it began
@@ -50,8 +50,8 @@ LOOP runs or has run already."
   nil)
 
 (defun launch-event-loop (loop)
-  "Run LOOP in a thread of its own, or, if it is caller-driven, let callers drive it from now on.
-Signal MISUSE if LOOP runs or has run already."
+  "Start LOOP. It runs in a thread of its own or, if it is caller-driven, in the threads of its
+callers. Signal MISUSE if LOOP runs or has run already."
   (begin-running loop)
   (cond ((simulated-p (event-loop-world loop))
          (funcall (world-start-loop (event-loop-world loop)) loop))
@@ -71,8 +71,8 @@ Signal MISUSE if LOOP runs or has run already."
   (when (event-loop-reserve loop) (watch-loop loop)))
 
 (defun end-running (loop)
-  "Stop LOOP, since its end was requested. The thread that holds the baton calls this. If user code
-loses the baton meanwhile, another thread continues, and the value is false."
+  "Stop LOOP, whose end was requested. The thread that holds the baton must call this. If user code
+loses the baton meanwhile, return false; another thread continues then."
   (when (release-all loop)
     (retire loop)
     (leave-state loop :running :stopped)
@@ -83,8 +83,8 @@ loses the baton meanwhile, another thread continues, and the value is false."
     t))
 
 (defun run-as-own (loop)
-  "Run LOOP in its own thread until the loop stops or a reserve thread has taken it. If a reserve
-thread has taken it without a non-local exit, return :LOST."
+  "Run LOOP in its own thread until the loop stops or a reserve thread has taken it. Return :LOST if
+a reserve thread has taken it without a non-local exit."
   (unwind-protect (with-taken-loop (loop (take loop)) (run-as-holder loop))
     (when (and (event-loop-reserve loop) (null (event-loop-driving loop)))
       (count-runner (event-loop-reserve loop) 1
@@ -122,15 +122,15 @@ this thread; then release the baton. If the baton is lost, return :LOST."
       (when (and (not done) (in-event-loop-p loop)) (pass-on loop)))))
 
 (defun pass-on (loop)
-  "Let a reserve thread run LOOP, whose baton this thread holds, since a non-local exit is leaving
-LOOP; if no reserve thread can, end LOOP."
+  "Let a reserve thread run LOOP, because a non-local exit is leaving LOOP; if no reserve thread can
+run it, end LOOP. This thread must hold the baton."
   (hand-over loop)
   (unless (request-runner loop)
     (when (take loop) (end-running loop))))
 
 (defun stop-event-loop (loop)
   "Stop LOOP after the current turn, and close every connection and descriptor that it owns. Output
-that the peers do not take at once is lost. Stopping again does nothing. From any thread."
+that the kernel does not accept at once is lost. Stopping again does nothing. From any thread."
   (setf (event-loop-stopping loop) t)
   (sb-thread:barrier (:memory))
   (leave-state loop :new :running)
@@ -153,21 +153,21 @@ means that a function that LOOP has called does not return. Do not call this on 
            nil)))
 
 (defun call-at-stop (loop function)
-  "Call FUNCTION with LOOP when LOOP stops, before its sources are closed. The function added last
-is called first; a function that is added twice is called once. On the loop, or before it is
-started."
+  "Call FUNCTION with LOOP when LOOP stops, before its sources are closed. The function that was
+added last is called first; a function that was added twice is called once. On the loop, or before
+it is started."
   (pushnew function (event-loop-at-stop loop))
   nil)
 
 (defun run-stop-functions (loop)
-  "Call the functions for the stop of LOOP, which is about to stop."
+  "Call the functions that CALL-AT-STOP has added to LOOP, which is about to stop."
   (loop while (event-loop-at-stop loop)
         do (let ((function (pop (event-loop-at-stop loop))))
              (guarding (:stop-function-error :loop loop)
                (funcall (the function function) loop)))))
 
 (defun first-source (loop start)
-  "The first place from START on where LOOP has a source, or nil."
+  "Return the first place, beginning at START, in which LOOP has a source, or nil if there is none."
   (position-if #'identity (event-loop-sources loop) :start start))
 
 (defun release-sources (loop)
@@ -187,8 +187,8 @@ started."
                (remove-source source)))))
 
 (defun release-all (loop)
-  "Close everything that LOOP owns. Return false if user code has lost the baton meanwhile; then
-another thread releases the rest. On the loop."
+  "Close everything that LOOP owns. Return false if user code has lost the baton meanwhile, in which
+case another thread releases the rest. On the loop."
   (run-stop-functions loop)
   (let ((quiet (close-inbox (event-loop-inbox loop))))
     (inbox-phase loop)
@@ -221,8 +221,9 @@ another thread releases the rest. On the loop."
   nil)
 
 (defun next-turn-ns (loop)
-  "The time at which LOOP, which no thread runs now, must make its next turn if its poller has no
-events: 0 if LOOP has work, else the time when a timer is due, or nil."
+  "Return the time at which LOOP, which no thread runs now, must make its next turn if its poller
+has no events. Return 0 if LOOP has work, else the time when its next timer is due, or nil if it has
+no timer."
   (if (or (event-loop-stopping loop)
           (plusp (event-loop-ready-count loop))
           (plusp (event-loop-dirty-count loop))
@@ -274,9 +275,9 @@ The counts may change while they are read. From any thread."
 
 (defun on-signal (loop signal function)
   "Call FUNCTION, without arguments, on LOOP whenever the process gets SIGNAL, a number such as
-OS:+SIGTERM+; NIL for FUNCTION ends these calls. Several loops may take the same signal, and each
-gets it. When the last loop has stopped taking SIGNAL, SIGNAL again has its former function of
-OS:HANDLE-SIGNAL, or its default action. From any thread."
+OS:+SIGTERM+; NIL for FUNCTION ends these calls. If several loops have functions for the same
+signal, each function is called. When no loop has a function for SIGNAL any more, SIGNAL again has
+its former function of OS:HANDLE-SIGNAL, or its default action. From any thread."
   (sb-thread:with-mutex (**signal-lock**)
     (let ((taken (find signal **signal-takers** :key #'first))
           (others (remove-if (lambda (taker)

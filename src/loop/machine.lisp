@@ -33,15 +33,15 @@
     socket))
 
 (defun retire-by-kernel (socket)
-  "The machine's NETWORK-RETIRE. The kernel resets a connection that a socket gets between its last
-accept and its end. If several sockets share the port, drop the connection's packets instead: the
-peer sends them again, and another socket gets the connection."
+  "The machine's NETWORK-RETIRE. The kernel resets a connection that arrives at a socket after its
+last accept and before it is closed. If several sockets share the port, drop the packets of such a
+connection instead. The peer then sends them again, and another socket gets the connection."
   (unless (eql 0 (os:socket-option socket os:+sol-socket+ os:+so-reuseport+))
     (os:drop-new-connections socket)))
 
 (defun limit-silence-by-kernel (socket seconds)
-  "The machine's NETWORK-LIMIT-SILENCE. Sockets other than those of TCP refuse the option, which
-they do not need: their octets always arrive."
+  "The machine's NETWORK-LIMIT-SILENCE. Sockets that are not TCP sockets refuse the option. They do
+not need it, because their octets always arrive."
   (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-user-timeout+
                         (min #x7FFFFFFF (ceiling (* 1000 seconds)))))
 

@@ -34,8 +34,9 @@ and fails if more arrive.")
   "Return a UDP socket for datagrams to and from ADDRESS, an address in the kernel's form, or nil
 and the reason of the failure, as text. (ON-DATAGRAM octets end) is called with each datagram from
 ADDRESS: the octets before END of the vector OCTETS, valid until ON-DATAGRAM returns. (ON-FAILURE
-text) is called if no process listens at ADDRESS or LOOP stops; then the UDP socket is closed. Both
-functions are called on LOOP; call this function on LOOP too."
+text) is called if the UDP socket fails, for instance because no process listens at ADDRESS, or if
+LOOP stops; then the UDP socket is closed. Both functions are called on LOOP; call this function on
+LOOP too."
   (let* ((network (event-loop-network loop))
          (socket (funcall (network-open-datagram network) (os:address-family address)))
          (udp-socket (%make-udp-socket :loop loop :socket socket :peer (os:address-text address)

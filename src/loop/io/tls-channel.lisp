@@ -27,27 +27,29 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +record-room+ os:+record-octets+
-  "The room reserved for an incomplete record in the session, which the next octets may complete.")
+  "The number of octets reserved in the session for an incomplete record, which the next octets may
+complete.")
 (defconstant +write-octets+ 65536
-  "The most octets that are encrypted for one send.")
+  "The maximum number of octets that are encrypted for one send.")
 (defconstant +max-answer-octets+ 65536
-  "The most octets of answers that a peer can cause, over the whole session, by records other than
+  "The maximum number of octets of answers that a peer can cause in a session by records other than
 data, such as KeyUpdates.")
 (defconstant +max-idle-octets+ 32768
-  "The most octets other than data, such as KeyUpdates, that a peer may send: as many as an
-incomplete record, and as many again for tickets. A KeyUpdate has 27 octets and costs us 7 µs.")
+  "The maximum number of octets other than data, such as KeyUpdates, that a peer may send: as many
+as an incomplete record has, and as many again for tickets. A KeyUpdate has 27 octets and costs us 7
+µs.")
 (defconstant +max-shaking-octets+ 65536
-  "The most octets that a peer may send until the handshake is over. A chain of five large
-certificates has 10,000.")
+  "The maximum number of octets that a peer may send until the handshake is over. A chain of five
+large certificates has 10,000.")
 (defconstant +max-message-octets+ 16384
-  "The longest message of a client's handshake, in octets; OpenSSL allocates the room for a whole
-message at once.")
+  "The maximum length of a message of a client's handshake, in octets. It is limited because OpenSSL
+allocates memory for a whole message at once.")
 (defconstant +shaking-octets+ 8192
-  "The octets of a handshake that one read takes. If each record has one octet, these cost us 2
-ms.")
+  "The maximum number of octets of a handshake that one read takes. If each record has one octet,
+these cost us 2 ms.")
 (defconstant +octets-per-data-octet+ 24
-  "How many octets of records a peer may send for each octet of data: a record with one octet of
-data has 23 more.")
+  "The maximum number of octets of records that a peer may send for each octet of data. A record
+with one octet of data has 23 further octets.")
 
 (defstruct (tls (:constructor make-tls
                     (&key inner role used-credentials context server server-name resumable-until
@@ -90,7 +92,7 @@ data has 23 more.")
   (the tls (byte-channel-state byte-channel)))
 
 (defun tls-established-p (tls)
-  "True once the handshake is over and until either end has closed."
+  "True from the end of the handshake until either end has closed the session."
   (and (member (tls-state tls) '(:open :ended)) t))
 
 (defun byte-channel-handshaking-p (byte-channel)
@@ -103,9 +105,11 @@ data has 23 more.")
   (byte-channel-handshaking-p (connection-byte-channel connection)))
 
 (defconstant +handshake-octets+ 40960
-  "The additional octets that a session keeps during a handshake, with an incomplete message.")
+  "The number of additional octets that a session keeps during a handshake, including an incomplete
+message.")
 (defun byte-channel-kept-octets (byte-channel)
-  "The octets of memory that BYTE-CHANNEL keeps beyond those of an idle one. On the loop."
+  "Return the number of octets of memory that BYTE-CHANNEL keeps in addition to those of an idle
+byte channel. On the loop."
   (let ((tls (byte-channel-state byte-channel)))
     (if (typep tls 'tls)
         (+ (os:session-octets (tls-ssl tls)
@@ -122,8 +126,8 @@ thread."
     (and (typep tls 'tls) (tls-security tls))))
 
 (defun connection-security (connection)
-  "The result of CONNECTION's TLS handshake, a SECURITY; nil without TLS or before its end. From any
-thread."
+  "The result of CONNECTION's TLS handshake, a SECURITY, or nil if CONNECTION has no TLS or the
+handshake is not over. From any thread."
   (byte-channel-security (connection-byte-channel connection)))
 
 (defun byte-channel-own-certificate (byte-channel)
@@ -148,8 +152,8 @@ return its values. BODY must not leave the form by RETURN-FROM."
          (unless ,over (abandon-session ,byte-channel ,tls))))))
 
 (defun abandon-session (byte-channel tls)
-  "Drop all that the session of TLS has read or written, since a step of it was left before its
-end."
+  "Drop all octets that the session of TLS has read or written, because a non-local exit has left a
+step of the session."
   (os:empty-area (tls-area tls))
   (setf (os:tls-area-lent (tls-area tls)) nil)
   (unless (eq :closed (tls-state tls))
@@ -193,7 +197,8 @@ even if octets are left, or a negative result of a failed write."
                          octets :start sent :end count))))))
 
 (define-hot (pass-result :inline t) ((byte-channel byte-channel) (tls tls) (result fixnum)) fixnum
-  "Return RESULT, of the inner byte channel; the reason of its failure becomes BYTE-CHANNEL's."
+  "Return RESULT, which the inner byte channel returned. If it has failed, copy the reason to
+BYTE-CHANNEL."
   (when (= result +broken+)
     (setf (byte-channel-failure byte-channel) (byte-channel-failure (tls-inner tls))))
   result)
@@ -223,7 +228,8 @@ even if octets are left, or a negative result of a failed write."
 ;;; The handshake
 
 (defun advance-handshake (byte-channel tls)
-  "Continue the handshake as far as the octets that the peer has sent allow. The area is lent."
+  "Continue the handshake as far as the octets that the peer has sent allow. Call this within
+LENDING-AREA."
   (setf (tls-state tls) :handshaking)
   (ecase (os:shake-hands (tls-ssl tls) :choose (lambda (name) (choose-context tls name)))
     (:done (end-handshake byte-channel tls))
@@ -240,8 +246,8 @@ area."
                         (lambda () (os:session-version (tls-ssl tls))))))
 
 (defun take-handshake (byte-channel tls count)
-  "Continue the handshake with COUNT octets that have arrived, perhaps with data after it. The area
-is lent."
+  "Continue the handshake with COUNT octets that have arrived and may end with data. Call this
+within LENDING-AREA."
   (incf (tls-idle tls) count)
   (if (short-hello-p tls count)
       (advance-handshake byte-channel tls)
@@ -316,7 +322,7 @@ began, with the same bundles."
               "the server has not agreed to ALPN h2, so it does not support gRPC")))))
 
 (defun trace-handshake (byte-channel tls)
-  "Note for tracers the end of the handshake of BYTE-CHANNEL, if it is over and succeeded."
+  "Report the end of the handshake of BYTE-CHANNEL to tracers, if it is over and succeeded."
   (let ((security (tls-security tls)))
     (when security
       (trace-event :handshaker :handshake-done
@@ -334,7 +340,8 @@ began, with the same bundles."
                    :peer-certificate (and der (os:make-certificate der)))))
 
 (define-hot keep-session-ticket ((tls tls)) null
-  "Keep the ticket of the session, if the server has sent one: it comes before the first data."
+  "Keep the ticket of the session, if the server has sent a ticket, which it does before the first
+data."
   (unless (tls-ticket-kept tls)
     (setf (tls-ticket-kept tls) t)
     (when (tls-server tls)
@@ -381,8 +388,8 @@ session has written meanwhile. Return the position after the decrypted octets."
     position))
 
 (define-hot count-idle ((byte-channel byte-channel) (tls tls) (count index) (data index)) null
-  "Note that COUNT octets were taken, of which DATA were data. Fail the session if too many are not
-data."
+  "Note that the session has read COUNT octets, of which DATA were data. Fail the session if too
+many octets were not data."
   (let ((idle (max 0 (- (+ (tls-idle tls) count) (* +octets-per-data-octet+ data)))))
     (setf (tls-idle tls) idle)
     (when (and (> idle +max-idle-octets+) (eq :open (tls-state tls)))
@@ -402,7 +409,8 @@ data."
 (define-hot shake-hands-now ((byte-channel byte-channel) (tls tls) (octets octets) (start index)
                              (end index))
     fixnum
-  "As READ-SESSION, during the handshake, unless the handshake must continue in the next turn."
+  "Do what READ-SESSION does during the handshake, unless the handshake must continue in the next
+turn."
   (let ((loop (tls-loop tls)))
     (cond ((slow-work-left-p loop)
            (with-slow-work (loop) (read-session byte-channel tls octets start end)))
@@ -448,8 +456,8 @@ data."
 
 (defun offer-tail (tls result)
   "The result of a read of TLS whose inner read has returned RESULT. During the handshake send TAIL
-first: the peer may wait for its octets, and the connection, which has nothing to write, would not
-send them."
+first, because the peer may wait for these octets, and the connection, which has nothing to write,
+would not send them."
   (let ((sent (if (eq :handshaking (tls-state tls)) (send-tail tls) 0)))
     (if (or (zerop sent) (= sent +wants-read+))
         result
@@ -491,8 +499,9 @@ send them."
             ((byte-channel byte-channel) (tls tls) (octets octets) (start index) (at index)
                            (end index))
     fixnum
-  "Encrypt OCTETS from AT to END, in parts that are sent at once, and send them. Return how many
-octets from START count as written, or another result of a write. The area is lent."
+  "Encrypt OCTETS from AT to END, in parts that are sent at once, and send them. Return the number
+of octets from START that count as written, or another result of a write. Call this within
+LENDING-AREA."
   (loop
     (let ((next (min end (+ at +write-octets+))))
       (unless (os:encrypt-octets (tls-ssl tls) octets at next)
@@ -507,7 +516,7 @@ octets from START count as written, or another result of a write. The area is le
       (when (= at end) (return (- at start))))))
 
 (defun begin-session (byte-channel tls)
-  "The first write of BYTE-CHANNEL, before its handshake: a client begins the handshake."
+  "Handle the first write of BYTE-CHANNEL, before its handshake. A client begins the handshake."
   (when (eq :client (tls-role tls))
     (lending-area (byte-channel tls)
       (advance-handshake byte-channel tls)
@@ -575,12 +584,12 @@ can decrypt it."
     (when area (os:free-tls-area area))))
 
 (defun make-tls-byte-channel (loop byte-channel credentials role &key server-name http1)
-  "Return a byte channel for ROLE with TLS and CREDENTIALS over BYTE-CHANNEL, which is connected and
-from now on belongs to the new byte channel. A client calls its server by the server name of
-CREDENTIALS or, if they have none, by SERVER-NAME, a host name or numeric address. A dot at the end
-of the name is removed, since certificates never have it. With HTTP1 a server agrees to HTTP/1.1 as
-well. The first read or write begins the handshake. Signal TLS-ERROR, with BYTE-CHANNEL unchanged,
-if there is no OpenSSL or CREDENTIALS cannot be used. On LOOP."
+  "Return a byte channel for ROLE with TLS and CREDENTIALS over BYTE-CHANNEL. BYTE-CHANNEL must be
+connected, and belongs to the new byte channel afterwards. A client calls its server by the server
+name of CREDENTIALS or, if they have none, by SERVER-NAME, a host name or numeric address. A dot at
+the end of the name is removed, because names in certificates never end with a dot. With HTTP1 a
+server also agrees to HTTP/1.1. The first read or write begins the handshake. Signal TLS-ERROR, with
+BYTE-CHANNEL unchanged, if there is no OpenSSL or CREDENTIALS cannot be used. On LOOP."
   (let* ((name (and (eq role :client)
                     (or (tls-credentials-server-name credentials) server-name)))
          (name (and name (string-right-trim "." name)))

@@ -13,12 +13,14 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +tickets+ 256
-  "The most servers for which a client keeps tickets; at one more, all tickets are dropped.")
+  "The maximum number of servers for which a client keeps tickets. When tickets for a further server
+arrive, all tickets are dropped.")
 
 (defconstant +look-ns+ 100000000
-  "The time that a loop waits for a check of files, which takes a millisecond.")
+  "The maximum time in nanoseconds that a loop waits for a check of files, which usually takes a
+millisecond.")
 (defconstant +patient-look-ns+ (* 10 +ns-per-second+)
-  "The time for which a thread that runs no loop waits for a check of files.")
+  "The maximum time in nanoseconds that a thread that runs no loop waits for a check of files.")
 
 (defstruct (context (:copier nil))
   "An OpenSSL context made of credentials, for one role."
@@ -79,12 +81,13 @@ TLS-CREDENTIALS has an argument for each slot but the last four, and explains it
   tls-credentials-alpn "True if connections with CREDENTIALS agree on HTTP/2 by ALPN."
   tls-credentials-client-certificates "The rule of a server with CREDENTIALS for its peers'
 certificates: :none, :request or :require."
-  tls-credentials-peer-check "A function that the peer's certificate must pass, or nil."
+  tls-credentials-peer-check "The function that accepts or refuses the peer's certificate, or nil if
+no function does."
   tls-credentials-verify "True if a client with CREDENTIALS verifies its server."
-  tls-credentials-p "True of TLS credentials.")
+  tls-credentials-p "True if the argument is an object that TLS-CREDENTIALS returned.")
 
 (defun source-text (source)
-  "The name of SOURCE in messages and when printed; PEM is never shown, since it may be secret."
+  "The name of SOURCE in messages and when printed. PEM is never shown, because it may be secret."
   (cond ((null source) nil)
         ((and (stringp source) (find #\{ source)) "JSON given as a string")
         ((pem-p source) "PEM given as a string")
@@ -109,8 +112,8 @@ certificates: :none, :request or :require."
   (sb-ext:octets-to-string (file-octets source :most +most-pem-octets+) :external-format :latin-1))
 
 (defun pem-text (source &optional (kind "file"))
-  "Two values: the PEM that SOURCE is or names; and a name of SOURCE for errors. KIND is the noun
-for SOURCE."
+  "Return two values: the PEM in SOURCE, which is PEM or the name of a file; and a name of SOURCE
+for errors. KIND is the noun for SOURCE in errors."
   (if (pem-p source)
       (values source (format nil "the ~A" kind))
       (handler-case (values (file-text source) (princ-to-string source))
@@ -119,9 +122,9 @@ for SOURCE."
         (error (error) (os:tls-error "The ~A ~A cannot be read: ~A" kind source error)))))
 
 (defun file-digest (source)
-  "A number that changes with the contents of the file SOURCE; NIL if SOURCE is not a file that can
-be read. The file's date would not suffice: the file may be written twice in a second, and a clock
-may be set back."
+  "Return a number that changes with the contents of the file SOURCE, or NIL if SOURCE is not a file
+that can be read. The file's date would not suffice, because the file may be written twice in a
+second, and a clock may be set back."
   (unless (or (null source) (eq source :system) (pem-p source))
     (ignore-errors
      (with-open-file (stream source :element-type 'octet)
@@ -159,29 +162,30 @@ file that replaces the system's roots (gRPC's document \"environment variables\"
   "Return TLS credentials for MAKE-CHANNEL or START-SERVER. Any number of channels and servers may
 use the same object; they share its sessions.
 
-CERTIFICATE          the chain that the own end shows, as PEM (RFC 7468): a string that holds it,
-                     or the name of a file; its own certificate first, then those that lead to a
-                     root. A server needs a chain; a client needs one if the server asks for it
+CERTIFICATE          the certificate chain of the own end, as PEM (RFC 7468): a string that holds
+                     it, or the name of a file. The own certificate comes first, then the
+                     certificates of the issuers up to a root. A server needs a chain; a client
+                     needs a chain if the server asks for it
 KEY                  the private key, as PEM likewise; without KEY it is read from CERTIFICATE
 PASSWORD             a string that decrypts the private key; nil, the default, for a key that is
                      not encrypted
-ROOTS                the trusted certificates, as PEM likewise; :system, the default, means those
-                     of the file that the environment variable GRPC_DEFAULT_SSL_ROOTS_FILE_PATH
-                     names, else those of the system
+ROOTS                the trusted certificates, as PEM likewise. :system, the default, means the
+                     certificates in the file that the environment variable
+                     GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names or, without it, those of the system
 CLIENT-CERTIFICATES  a server's rule for its clients' certificates: :none asks for none; :request
                      asks, and refuses a client whose certificate ROOTS do not vouch for; :require
                      also refuses a client without a certificate. The default is :require if ROOTS
                      or SPIFFE-BUNDLE is given, otherwise :none
 VERIFY               whether a client checks its server: ROOTS must vouch for the server's
-                     certificate, and SERVER-NAME must be among its alternative names (RFC 9525:
-                     its subject does not count). With nil, any machine between the two ends can
-                     read and change all data
+                     certificate, and SERVER-NAME must be among the certificate's alternative names;
+                     its subject does not count (RFC 9525). With nil, any machine between the two
+                     ends can read and change all data
 SERVER-NAME          the name that a client checks, a host's name or a numeric address; by default
                      the host of the channel's target
 OTHERS               a list of TLS credentials, each with a certificate, that a server has for other
                      names. For a client that asks for a name (SNI, RFC 6066) the server uses the
-                     first of OTHERS whose certificate is for that name, with the roots of that one;
-                     for all other clients its own certificate
+                     first of OTHERS whose certificate is for that name, with their roots. For all
+                     other clients it uses its own certificate
 SPIFFE-BUNDLE        a file of bundles of SPIFFE trust domains (gRFC A87), in place of ROOTS: a peer
                      must have a SPIFFE identity, and a root of its trust domain must vouch for it.
                      With such a file a client checks no host name, so it needs a PEER-CHECK that
@@ -190,17 +194,18 @@ PEER-CHECK           a function that is called with the CERTIFICATE of a peer th
                      these checks; it returns true to accept the peer, false to refuse the
                      connection. The function runs on the loop in every handshake, so it must not
                      wait. The function is not called for a client that has shown no certificate
-REVOKED              certificate revocation lists (RFC 5280), as PEM likewise: a certificate that
-                     one of them lists, or whose issuer's list has expired, is refused; a
+REVOKED              certificate revocation lists (RFC 5280), as PEM likewise. A certificate is
+                     refused if it is in a list, or if its issuer's list has expired. A
                      certificate whose issuer has no list is accepted (gRFC A69)
 KEY-LOG              a file to which the secrets of all connections are appended, in the format of
                      SSLKEYLOGFILE (RFC 9850), for Wireshark: with this file one can decrypt the
                      connections. Only the owner of the file may read it. An environment variable
                      alone does not switch this on
-CHECK-SECONDS        how often the files are checked, a real, by default 10; nil means never. After
-                     that time the next connection makes them be read again if they have changed. If
-                     reading takes longer than a tenth of a second, only connections that begin
-                     afterwards use the new files. See RELOAD-CREDENTIALS
+CHECK-SECONDS        the time between two checks of the files, a real, by default 10; nil means that
+                     they are not checked. When this time has passed, the next connection causes a
+                     check, and files that have changed are read again. If that takes longer than a
+                     tenth of a second, only connections that begin afterwards use the new files.
+                     See RELOAD-CREDENTIALS
 ALPN                 with nil, no protocol is agreed on by ALPN. Use nil only for TCP-SERVER and
                      TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
 
@@ -243,7 +248,7 @@ channel or server is made, which signals TLS-ERROR if they cannot be used. From 
                          :check-seconds check-seconds :alpn (and alpn t)))
 
 (defun server-name-p (object)
-  "True if the argument is a string that can be a server's name: a host's, or a numeric address."
+  "True if the argument is a string that can be a server's name: a host name or a numeric address."
   (and (stringp object)
        (or (os:host-name-p object) (and (os:make-address object 0) t))))
 
@@ -262,7 +267,7 @@ channel or server is made, which signals TLS-ERROR if they cannot be used. From 
 
 (defun build-context (credentials role)
   "Return a new context of CREDENTIALS for ROLE: :client, :server, or :http-server for a server that
-speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of CREDENTIALS cannot be used."
+also speaks HTTP/1.1. Signal TLS-ERROR if a part of CREDENTIALS cannot be used."
   (with-slots (certificate key password client-certificates verify revoked key-log spiffe-bundle)
       credentials
     (let* ((digests (file-digests credentials))
@@ -308,7 +313,7 @@ speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of CREDENTIALS cannot be use
         do (dolist (root roots) (os:add-root pointer root what))))
 
 (defun host-names (chain)
-  "The host names that the first certificate of CHAIN, PEM, is for."
+  "The host names in the first certificate of CHAIN, which is PEM."
   (loop for (kind name) in (os:certificate-names (os:first-certificate chain "the certificate"))
         when (eq kind :dns) collect name))
 
@@ -337,8 +342,8 @@ speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of CREDENTIALS cannot be use
         (tls-credentials-contexts ,credentials)))
 
 (defun look-due-p (credentials context)
-  "True if it is time to check the files of CONTEXT; if so, the time until the next check begins
-now."
+  "Return true if the files of CONTEXT must be checked now. In that case the interval until the next
+check begins now."
   (let ((interval (tls-credentials-check-seconds credentials))
         (now (monotonic-ns)))
     (when (and interval (>= now (+ (context-checked-ns context) (seconds-ns interval))))
@@ -346,8 +351,8 @@ now."
       t)))
 
 (defun renewed-context (credentials context role)
-  "A new context of CREDENTIALS for ROLE, or nil if their files have not changed since CONTEXT was
-made. Without the lock."
+  "Return a new context of CREDENTIALS for ROLE, or nil if their files have not changed since
+CONTEXT was made. Call this without the lock of CREDENTIALS."
   (handler-case (unless (equal (file-digests credentials) (context-digests context))
                   (build-context credentials role))
     (os:tls-error (error)
@@ -356,7 +361,7 @@ made. Without the lock."
 
 (defun look-at-files (credentials context role)
   "Read the files of CREDENTIALS again if they have changed, and replace CONTEXT, the context for
-ROLE. Without the lock."
+ROLE. Call this without the lock of CREDENTIALS."
   (let ((new nil))
     (unwind-protect (setf new (renewed-context credentials context role))
       (sb-thread:with-mutex ((tls-credentials-lock credentials))
@@ -372,8 +377,8 @@ ROLE. Without the lock."
   (+ (monotonic-ns) (if (runs-loop-p) +look-ns+ +patient-look-ns+)))
 
 (defun have-files-looked-at (credentials context role)
-  "Start a thread that checks the files, unless a thread does, and wait for it until *LOOK-END-NS*.
-With the lock."
+  "Start a thread that checks the files, unless a thread is checking them, and wait for it until
+*LOOK-END-NS*. Call this with the lock of CREDENTIALS."
   (flet ((look () (look-at-files credentials context role)))
     (when (and (not (tls-credentials-looking credentials))
                (setf (tls-credentials-looking credentials)
@@ -384,7 +389,7 @@ With the lock."
 
 (defun current-context (credentials role)
   "The context of CREDENTIALS for ROLE. The context is made if it does not exist or its files have
-changed. Call this with the lock, which is released meanwhile."
+changed. Call this with the lock of CREDENTIALS, which is released while the thread waits."
   (let ((context (role-context credentials role)))
     (cond ((or (null context) (/= (context-instance context) (os:openssl-instance)))
            (setf (role-context credentials role) (build-context credentials role)))
@@ -407,24 +412,25 @@ for the checks of all files that are due, including the files of OTHERS."
            ,@body)))))
 
 (defun refresh-others (credentials context role)
-  "Update the others of CONTEXT, the context of CREDENTIALS for ROLE, a server's. With the lock."
+  "Update the other contexts of CONTEXT, the context of CREDENTIALS for ROLE, which is a server's
+role. Call this with the lock of CREDENTIALS."
   (let ((others (loop for other in (tls-credentials-others credentials)
                       collect (with-context (current other role) current))))
     (unless (equal others (context-others context))
       (setf (context-others context) others))))
 
 (defun context-for-name (context name)
-  "Among the other contexts of CONTEXT, the one whose certificate is for the host NAME; or NIL. From
-any thread."
+  "Return the first of the other contexts of CONTEXT whose certificate is for the host NAME, or NIL
+if there is no such context. From any thread."
   (and name
        (find-if (lambda (other)
                   (find name (context-names other) :test #'os:host-name-matches-p))
                 (context-others context))))
 
 (defun check-credentials (credentials role)
-  "Signal MISUSE if CREDENTIALS are not TLS credentials or lack a part that ROLE needs, TLS-ERROR if
-they cannot be used. ROLE is :client, :server, or :http-server for a server that speaks HTTP/1.1
-as well. The files are read now, for all connections of that ROLE. From any thread."
+  "Signal MISUSE if CREDENTIALS are not TLS credentials or lack a part that ROLE needs, and
+TLS-ERROR if they cannot be used. ROLE is :client, :server, or :http-server for a server that also
+speaks HTTP/1.1. The files are read now, for all connections of that ROLE. From any thread."
   (unless (tls-credentials-p credentials)
     (misuse "~S are not TLS credentials: give a value of TLS-CREDENTIALS, or nil for plaintext."
             credentials))
@@ -447,9 +453,9 @@ other role."
                      (build-context credentials role))))
 
 (defun reload-credentials (credentials)
-  "Read the files of CREDENTIALS again, now, for connections that begin from now on; open
-connections do not change. Signal TLS-ERROR if the files cannot be used; in that case nothing
-changes. From any thread."
+  "Read the files of CREDENTIALS again, now. New connections use them; open connections do not
+change. Signal TLS-ERROR if the files cannot be used; in that case nothing changes. From any
+thread."
   (let ((new (loop for each in (cons credentials (tls-credentials-others credentials))
                    ;; without the lock: otherwise loops would wait for the files as well
                    collect (cons each (new-contexts each)))))
@@ -471,7 +477,8 @@ changes. From any thread."
       (setf (gethash server tickets) (make-ticket pointer until)))))
 
 (defun good-ticket (context server)
-  "The TICKET with which a session with SERVER can be resumed now, or NIL. With the lock."
+  "Return the TICKET with which a session with SERVER can be resumed now, or NIL if there is none.
+Call this with the lock of the credentials."
   (let ((ticket (gethash server (context-tickets context))))
     (cond ((null ticket) nil)
           ((< (get-universal-time) (ticket-until ticket)) ticket)

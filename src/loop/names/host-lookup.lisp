@@ -12,24 +12,25 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +resolver-threads+ 4
-  "The most look-ups of loops without a reserve that are under way at once; others wait.")
+  "The maximum number of look-ups of loops without a reserve that are under way at once; further
+look-ups wait.")
 (defconstant +waiting-look-ups+ 10000
-  "The most look-ups that may wait.")
+  "The maximum number of look-ups that may wait.")
 
 (sb-ext:define-load-time-global **resolvers**
   (make-reserve :threads +resolver-threads+ :queue +waiting-look-ups+ :idle-seconds 0))
 
 (defconstant +reader-threads+ 4
-  "The most threads that check certificate files at once; others wait.")
+  "The maximum number of threads that check certificate files at once; further checks wait.")
 (defconstant +waiting-readers+ 1000
-  "How many readers may wait.")
+  "The maximum number of checks of certificate files that may wait.")
 
 (sb-ext:define-load-time-global **readers**
   (make-reserve :threads +reader-threads+ :queue +waiting-readers+ :idle-seconds 0))
 
 (defun run-on-reader (function)
-  "Call FUNCTION, which reads files, on a thread that runs such functions. Return false if too many
-wait."
+  "Call FUNCTION, which reads files, on a thread for such functions. Return false if too many
+functions wait."
   (run-on-reserve **readers** function))
 
 (defun resolvers-of (loop)
@@ -37,7 +38,8 @@ wait."
   (or (event-loop-reserve loop) **resolvers**))
 
 (defun run-on-resolver (loop function)
-  "Call FUNCTION, which may block, on a thread for look-ups of LOOP. Return false if too many wait."
+  "Call FUNCTION, which may block, on a thread for look-ups of LOOP. Return false if too many
+functions wait."
   (let ((reserve (event-loop-reserve loop)) (world (event-loop-world loop)))
     (cond (reserve (run-on-reserve reserve function :quota (reserve-lookups reserve)))
           ((simulated-p world) (start-thread function "clgrpc reserve" world) t)
@@ -46,8 +48,8 @@ wait."
 ;;; Address queries to the system's resolver
 
 (defconstant +address-query-ns+ (* 60 +ns-per-second+)
-  "Up to this age, a query is shared by all callers that ask the same; after that, the question is
-asked once more.")
+  "The maximum age of a query, in nanoseconds, at which further callers with the same question share
+it. When it is older, the question is asked once more.")
 
 (defstruct (address-query (:constructor make-address-query (key reserve since-ns)) (:copier nil))
   "A request for the addresses of a host."
@@ -68,8 +70,9 @@ asked once more.")
 (defglobal **address-queries-lock** (sb-thread:make-mutex :name "clgrpc look-ups"))
 
 (defun find-address-query (address-query)
-  "Another address query for the same name whose answer ADDRESS-QUERY can share: a thread has begun
-it, or it waits in the same reserve. With the lock."
+  "Return another address query for the same name whose answer ADDRESS-QUERY can share, or nil if
+there is none. A query can be shared if a thread has begun it, or if it waits in the same reserve.
+Call this with the lock."
   (find-if (lambda (other)
              (and (not (eq address-query other))
                   (equal (address-query-key address-query) (address-query-key other))
@@ -98,15 +101,15 @@ query if it is new and must be asked by a thread of RESERVE."
   (funcall (the function (cdr asker))))
 
 (defun end-address-query (address-query addresses failure)
-  "Give the callers of ADDRESS-QUERY its answer."
+  "Call the functions of the callers of ADDRESS-QUERY with its answer."
   (dolist (asker (sb-thread:with-mutex (**address-queries-lock**)
                    (setf **address-queries** (delete address-query **address-queries**))
                    (shiftf (address-query-askers address-query) '())))
     (funcall (the function (car asker)) addresses failure)))
 
 (defun begin-address-query (address-query)
-  "Called on a thread for ADDRESS-QUERY: return true if this thread is to ask the resolver.
-It is not asked if all its callers have stopped waiting, or another thread asks the same."
+  "Return true if this thread must ask the resolver for ADDRESS-QUERY. It must not if all callers of
+ADDRESS-QUERY have stopped waiting, or if another thread asks the same question."
   (sb-thread:with-mutex (**address-queries-lock**)
     (let ((askers (remove-if-not #'asker-waits-p (address-query-askers address-query)))
           (other (find-address-query address-query)))
@@ -118,7 +121,7 @@ It is not asked if all its callers have stopped waiting, or another thread asks 
                nil)))))
 
 (defun ask-address-query (address-query network)
-  "Ask the resolver of NETWORK, if an asker waits for the answer."
+  "Ask the resolver of NETWORK, if a caller of ADDRESS-QUERY waits for the answer."
   (when (begin-address-query address-query)
     (let ((addresses '()) (failure "the look-up has failed"))
       (unwind-protect
@@ -154,9 +157,9 @@ while the answer is still needed; any thread may call it."
     (write-string (target-text (lookup-target lookup)) stream)))
 
 (defun lookup (loop target timeout-ns function)
-  "Find the addresses of TARGET within TIMEOUT-NS nanoseconds. Call (FUNCTION addresses nil) or
-(FUNCTION nil condition), a CONNECT-ERROR, on LOOP, exactly once and never before this function
-returns. Signal MISUSE if LOOP has stopped. From any thread."
+  "Find the addresses of TARGET within TIMEOUT-NS nanoseconds. FUNCTION is called on LOOP exactly
+once: with the addresses and nil, or with nil and a CONNECT-ERROR. If LOOP runs this function, that
+call comes after its return. Signal MISUSE if LOOP has stopped. From any thread."
   (let ((lookup (%make-lookup :loop loop :target target :function function
                               :on-release (lambda (lookup)
                                             (fail-lookup lookup 'connect-error

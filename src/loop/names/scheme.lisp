@@ -33,9 +33,9 @@
 (defglobal **schemes** '())
 
 (defun register-scheme (name &rest functions &key parse resolver open listen)
-  "Register functions that define the meaning of addresses that begin with NAME and a colon:
-PARSE (text path smallest-port) returns the TARGET, a socket, for TEXT; PATH follows the colon, or
-the empty authority \"//\"; ports below SMALLEST-PORT are invalid.
+  "Register functions that define the meaning of addresses that begin with NAME and a colon: PARSE
+(text path smallest-port) returns the TARGET, a socket, for TEXT; PATH follows the colon, or the
+empty authority \"//\"; ports below SMALLEST-PORT are invalid.
 RESOLVER (text) returns the resolver that finds the servers of a channel to TEXT.
 OPEN (text arguments) returns a channel to TEXT; ARGUMENTS are those of MAKE-CHANNEL.
 LISTEN (server text) registers SERVER under TEXT: channels that OPEN returns for TEXT then call
@@ -58,8 +58,8 @@ that was registered before remains. Return the scheme. From any thread."
     new))
 
 (defun find-scheme (text)
-  "The scheme of TEXT, or nil if TEXT is not a string, or if the part before its first colon is not
-the name of a scheme."
+  "Return the scheme of TEXT, or nil if TEXT is not a string or the part before its first colon is
+not the name of a scheme."
   (let ((colon (and (stringp text) (position #\: text))))
     (and colon
          (find-if (lambda (scheme)

@@ -18,7 +18,7 @@
 (in-package #:clgrpc.loop)
 
 (defstruct (target (:copier nil))
-  "A place to connect to or to listen on."
+  "The place to which a client connects, or on which a server listens."
   (text "" :type string)                ; the target as it was given
   (addresses '() :type list)            ; kernel's form; empty if HOST must be looked up
   (server nil :type (or null octets))   ; the address of the DNS server to ask; nil: the system's
@@ -30,9 +30,11 @@
 
 (document-functions
   target-text "The text from which TARGET was parsed."
-  target-addresses "The addresses of TARGET known without a look-up: octets in the kernel's form."
-  target-server "The address of TARGET's DNS server, octets in the kernel's form; or nil."
-  target-port "The port of TARGET; of a unix socket 0."
+  target-addresses "The addresses of TARGET that are known without a look-up, as octets in the
+kernel's form."
+  target-server "The address of TARGET's DNS server, as octets in the kernel's form, or nil if
+TARGET names no DNS server."
+  target-port "The port of TARGET, which is 0 for a unix socket."
   target-host "The host of TARGET, a name or a numeric address; \"localhost\" for a unix socket."
   target-authority "The :authority that gRPC sends to TARGET.")
 
@@ -49,8 +51,9 @@
 ;;; The parts of a target's text
 
 (defun split-authority (text start)
-  "Two values: the authority and the path, with its slash, in the part of TEXT from START, after the
-scheme; nil and the whole part if the part does not begin with two slashes."
+  "Return two values for the part of TEXT that begins at START, after the scheme: the authority, and
+the path with its slash. If the part does not begin with two slashes, return nil and the whole
+part."
   (if (eql (mismatch "//" text :start2 start) 2)
       (let ((slash (position #\/ text :start (+ start 2))))
         (values (subseq text (+ start 2) slash) (subseq text (or slash (length text)))))
@@ -74,8 +77,8 @@ scheme; nil and the whole part if the part does not begin with two slashes."
     number))
 
 (defun split-port (text host-and-port smallest-port default)
-  "The host, without brackets, and the port of HOST-AND-PORT, a part of TEXT. DEFAULT is the port if
-none is given; if DEFAULT is nil, a port must be given."
+  "Return two values for HOST-AND-PORT, a part of TEXT: the host, without brackets, and the port.
+DEFAULT is the port if HOST-AND-PORT has none; if DEFAULT is nil, it must have a port."
   (let* ((bracket (and (plusp (length host-and-port)) (char= #\[ (char host-and-port 0))
                        (or (position #\] host-and-port)
                            (no-target text "a bracket is not closed"))))
@@ -101,7 +104,7 @@ none is given; if DEFAULT is nil, a port must be given."
 ;;; The schemes
 
 (defun make-name-target (text authority host port)
-  "The target of HOST, which may be numeric, and PORT."
+  "Return the target of HOST, which may be numeric, and PORT."
   (when (string= host "") (no-target text "it has no host"))
   (make-target :text text :authority authority :host host :port port
                :addresses (values (os:resolve-host host port :lookup nil))))
@@ -160,7 +163,7 @@ none is given; if DEFAULT is nil, a port must be given."
 (register-scheme "unix-abstract" :parse #'parse-abstract-target)
 
 (defparameter *absent-schemes* '(("etcd" "clgrpc-etcd/discovery"))
-  "Schemes, each with the system that defines it.")
+  "An alist from schemes that other ASDF systems define to these systems.")
 
 (defun no-such-scheme (text)
   (let* ((name (string-downcase (subseq text 0 (position #\: text))))
@@ -175,8 +178,8 @@ none is given; if DEFAULT is nil, a port must be given."
                         name (scheme-names))))))
 
 (defun parse-dns-server (text scheme authority for-channel)
-  "The address of the DNS server that TEXT, of SCHEME, names as its AUTHORITY, or nil if AUTHORITY
-is nil. Signal MISUSE if AUTHORITY is not an address, or FOR-CHANNEL is false."
+  "Return the address of the DNS server that TEXT, whose scheme is SCHEME, has as its AUTHORITY, or
+nil if AUTHORITY is nil. Signal MISUSE if AUTHORITY is not an address, or FOR-CHANNEL is false."
   (cond ((zerop (length authority)) nil)
         ((string/= "dns" (scheme-name scheme))
          (no-target text "nothing may stand between ~A:// and the next slash"
@@ -198,10 +201,10 @@ may have a password."
     (misuse "An address has no user and no password: write HOST:PORT, without an @.")))
 
 (defun parse-target (text &key (smallest-port 1) for-channel)
-  "The target that TEXT, a string, means (see the head of this file). SMALLEST-PORT is the smallest
-valid port. If SMALLEST-PORT is 0, the target is for listening, and a missing host means every IPv4
-address. If FOR-CHANNEL is true, the target may name a DNS server and needs no port. Signal MISUSE
-if TEXT is not an address. From any thread."
+  "Return the target that TEXT, a string, denotes (see the head of this file). SMALLEST-PORT is the
+smallest valid port. If SMALLEST-PORT is 0, the target is for listening, and a missing host means
+every IPv4 address. If FOR-CHANNEL is true, the target may name a DNS server and needs no port.
+Signal MISUSE if TEXT is not an address. From any thread."
   (unless (stringp text)
     (misuse "An address is a string, not ~S~@[: ~A~]." text
             (typecase text

@@ -6,7 +6,8 @@
 (in-package #:clgrpc.loop)
 
 (defun unix-file-path (address)
-  "The path, octets, of the file of ADDRESS, if that is a unix socket's with a file; else nil."
+  "Return the path, octets, of the file of ADDRESS, if ADDRESS is that of a unix socket with a file,
+else nil."
   (when (= os:+af-unix+ (os:address-family address))
     (multiple-value-bind (name abstract) (os:unix-address-name address)
       (if abstract nil name))))
@@ -28,8 +29,8 @@ removed."
          (not (os:failed-p (os:remove-file path))))))
 
 (defun bind-unix-socket (socket address mode)
-  "Bind SOCKET to ADDRESS, that of a unix socket; if ADDRESS has a file, the file gets MODE. Return
-the result of a system call: 0 or a negated errno."
+  "Bind SOCKET to ADDRESS, the address of a unix socket. If ADDRESS has a file, the file gets MODE.
+Return the result of a system call: 0 or a negated errno."
   (let ((path (unix-file-path address)))
     ;; the file is made with this mode, less the bits of the umask; so its mode is never wider
     (os:set-socket-mode socket mode)
@@ -40,13 +41,13 @@ the result of a system call: 0 or a negated errno."
             (t (os:set-file-mode path mode))))))
 
 (defun listening-file (address)
-  "The file of ADDRESS, on which we listen, for REMOVE-LISTENING-FILE: the file's path and its
-identity, or nil if ADDRESS has no file."
+  "Return the file of ADDRESS, on which we listen, for REMOVE-LISTENING-FILE. The value has the
+file's path and its identity; it is nil if ADDRESS has no file."
   (let ((path (unix-file-path address)))
     (when path (cons path (os:socket-file-identity path)))))
 
 (defun remove-listening-file (file)
-  "Remove FILE, a value of LISTENING-FILE, unless another file has taken its place."
+  "Remove FILE, which LISTENING-FILE returned, unless another file has taken its place."
   (destructuring-bind (&optional path &rest identity) file
     (when (and identity (equal identity (os:socket-file-identity path)))
       (os:remove-file path))))

@@ -14,11 +14,11 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +background-ending-seconds+ 60
-  "The longest time that END-BACKGROUND waits for the ends of threads whose jobs have all
-returned.")
+  "The maximum time in seconds that END-BACKGROUND waits until threads whose jobs have all returned
+have ended.")
 
 (defstruct (background (:constructor %make-background (name reserve)) (:copier nil))
-  "A set of jobs and the threads that run them, see MAKE-BACKGROUND."
+  "A set of jobs with the threads that run them; see MAKE-BACKGROUND."
   (name "" :type string :read-only t)   ; the name of its thread
   (world *world* :type world :read-only t) ; the world to which its threads belong
   (reserve nil :type reserve :read-only t) ; the reserve whose threads run its jobs
@@ -34,7 +34,7 @@ returned.")
   (ended nil :type boolean))            ; the background takes no more jobs
 
 (defstruct (job (:constructor %make-job (background function)) (:copier nil))
-  "Work done in the background, see ADD-JOB."
+  "Work that is done in the background; see ADD-JOB."
   (background nil :type background :read-only t) ; the job's background
   (function nil :type function :read-only t) ; a function without arguments
   (due-ns 0 :type nanoseconds)          ; the time of its next run, while it is timed
@@ -65,10 +65,10 @@ name of its thread. END-BACKGROUND and saving the image end the background."
     background))
 
 (defun add-job (background function)
-  "Return a new job of BACKGROUND, which runs FUNCTION, without arguments, whenever it is woken or
-due: WAKE-JOB begins. FUNCTION may wait; it returns the seconds until its next run, or nil. An error
-in FUNCTION is logged; then the job is idle. A job of a background that has ended never runs. From
-any thread."
+  "Return a new job of BACKGROUND, which runs FUNCTION, without arguments, whenever the job is woken
+or due. WAKE-JOB starts the first run. FUNCTION may wait; it returns the number of seconds until its
+next run, or nil if the job has no next run until it is woken. An error in FUNCTION is logged; then
+the job is idle. A job of a background that has ended never runs. From any thread."
   (let ((job (%make-job background function)))
     (sb-thread:with-mutex ((background-lock background))
       (if (background-ended background)
@@ -87,8 +87,8 @@ any thread."
                    (job-running job) t)))))
 
 (defun %put-down (job seconds)
-  "Note that JOB has returned. It runs again in SECONDS, or when it is woken. Return true if it runs
-again at once."
+  "Note that the function of JOB has returned. JOB runs again in SECONDS, or when it is woken.
+Return true if it runs again at once."
   (let ((background (job-background job)))
     (setf (job-thread job) nil)
     (cond ((and (shiftf (job-woken job) nil) (not (job-ended job))))
@@ -118,7 +118,7 @@ again at once."
     (when seconds (ensure-waiting background))))
 
 (defun dispatch-job (job)
-  "Start a thread of the reserve that runs JOB, which was taken."
+  "Make a thread of the reserve run JOB, which %TAKE-JOB has marked."
   (unless (run-on-reserve (background-reserve (job-background job)) (lambda () (run-job job))
                           :if-busy :insist)
     (sb-thread:with-mutex ((background-lock (job-background job)))
@@ -134,8 +134,8 @@ again at once."
   nil)
 
 (defun run-in-background (background function)
-  "Call FUNCTION, which may wait, once on a thread of BACKGROUND, unless that has ended. From any
-thread; this does not wait."
+  "Call FUNCTION, which may wait, once on a thread of BACKGROUND, unless BACKGROUND has ended. Do
+not wait for FUNCTION. From any thread."
   (run-on-reserve (background-reserve background) function :if-busy :insist)
   nil)
 
@@ -179,7 +179,7 @@ thread."
         do (mapc #'dispatch-job jobs)))
 
 (defun ensure-waiting (background)
-  "Start the thread of BACKGROUND that waits for jobs to be due, unless it runs."
+  "Start the thread of BACKGROUND that waits until jobs are due, unless it runs."
   (sb-thread:with-mutex ((background-lock background))
     (unless (or (background-ended background) (background-started background))
       (setf (background-thread background)
@@ -213,7 +213,7 @@ of JOB was logged before. From the function of JOB."
   nil)
 
 (defun tell-recovery (job event &rest plist)
-  "Log EVENT with PLIST, since JOB works again, if a failure of JOB was logged before. From the
+  "If a failure of JOB was logged before, log EVENT with PLIST, because JOB works again. From the
 function of JOB."
   (when (shiftf (job-failure job) nil)
     (apply #'log-event :info event plist))
