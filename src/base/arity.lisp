@@ -4,8 +4,8 @@
 (in-package #:clgrpc.base)
 
 (defun known-lambda-list (function)
-  "The lambda list of FUNCTION, a function or a symbol; :unknown if it is not recorded, or if the
-symbol names no function yet."
+  "Return the lambda list of FUNCTION, a function or a symbol, or :unknown if it is not recorded or
+the symbol does not name a function yet."
   (cond ((symbolp function)
          (if (and (fboundp function) (not (macro-function function)))
              (known-lambda-list (fdefinition function))
@@ -35,8 +35,8 @@ their names. TEXT names the function's role, as the subject of a sentence. Retur
   function)
 
 (defun check-arities (interceptors arguments)
-  "Apply CHECK-ARITY to each function in INTERCEPTORS, a list of functions and of lists (WHERE .
-FUNCTIONS). Return INTERCEPTORS."
+  "Apply CHECK-ARITY to each function in INTERCEPTORS, whose elements are functions and lists (WHERE
+. FUNCTIONS). Return INTERCEPTORS."
   (dolist (item interceptors interceptors)
     (dolist (function (if (consp item) (rest item) (list item)))
       (check-arity function arguments "An interceptor"))))

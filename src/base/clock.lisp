@@ -14,7 +14,7 @@
   'function)
 
 (defconstant +ns-per-second+ 1000000000
-  "The nanoseconds of a second.")
+  "The number of nanoseconds in a second.")
 
 ;;; The kernel's numbers of the clocks; every Linux has the same.
 (defconstant +clock-realtime+ 0)
@@ -24,7 +24,7 @@
 
 (declaim (inline read-clock))
 (defun read-clock (id)
-  "The time of the clock ID; the kernel's struct timespec is two 64-bit integers on both
+  "Return the time of the clock ID. The kernel's struct timespec is two 64-bit integers on both
 architectures."
   (sb-alien:with-alien ((timespec (array (sb-alien:signed 64) 2)))
     (sb-alien:alien-funcall
@@ -36,13 +36,13 @@ architectures."
 
 (declaim (sb-ext:maybe-inline monotonic-ns))
 (define-hot monotonic-ns () nanoseconds
-  "The time since some fixed point in the past, in nanoseconds; it never goes back. From any
-thread."
+  "Return the time since some fixed point in the past, in nanoseconds. This time never goes back.
+From any thread."
   (read-clock +clock-monotonic+))
 
 (defun suspended-ns ()
-  "The time for which the machine has been suspended since it was started, in nanoseconds;
-MONOTONIC-NS does not advance meanwhile."
+  "Return the time for which the machine has been suspended since it was started, in nanoseconds.
+MONOTONIC-NS does not advance while the machine is suspended."
   (max 0 (- (read-clock +clock-boottime+) (read-clock +clock-monotonic+))))
 
 (defun thread-time-ns ()
@@ -55,19 +55,19 @@ any thread."
   (read-clock +clock-realtime+))
 
 (defun seconds-ns (seconds)
-  "SECONDS, a real from 0, in NANOSECONDS; a longer time than the type can represent becomes its
-largest value."
+  "Return SECONDS, a real that is not negative, in nanoseconds. A time that is too long for the type
+NANOSECONDS becomes its largest value."
   (check-type seconds (real 0))
   (if (< seconds (floor most-positive-fixnum +ns-per-second+))
       (values (round (* (rational seconds) +ns-per-second+)))
       most-positive-fixnum))
 
 (defun ns-seconds (ns)
-  "NS nanoseconds, an integer, in seconds, a double-float."
+  "Return the number of seconds, a double-float, in NS nanoseconds, an integer."
   (/ ns 1d9))
 
 (declaim (inline time-after))
 (defun time-after (ns now)
-  "The time NS nanoseconds, an integer from 0, after NOW, or the latest that NANOSECONDS can
-represent."
+  "Return the time that is NS nanoseconds, an integer that is not negative, after NOW, or the latest
+time that the type NANOSECONDS can represent, if that is earlier."
   (min (+ now ns) most-positive-fixnum))

@@ -11,7 +11,7 @@
   ((text :initarg :text :reader misuse-text)) ; the fault
   (:report (lambda (condition stream) (write-string (misuse-text condition) stream)))
   (:documentation "The caller broke a rule of the interface of clgrpc; nothing was sent or changed.
-The condition is a PROGRAM-ERROR, as for other wrong arguments in Common Lisp."))
+The condition is a PROGRAM-ERROR, like the errors that Common Lisp signals for wrong arguments."))
 
 (document-functions
   misuse-text "The caller's fault, as text.")
@@ -23,12 +23,12 @@ The condition is a PROGRAM-ERROR, as for other wrong arguments in Common Lisp.")
 (define-condition function-failed (error)
   ((cause :initarg :cause :reader function-failed-cause)) ; the function's condition
   (:documentation "A user's function that reads a stream has failed. The cause may be the RPC-ERROR
-of another call that the function has made; such an error says nothing about the stream. So this
-condition wraps the cause: the stream's own handlers, which handle RPC-ERRORs, do not handle
+of another call that the function has made; such an error is not a failure of the stream. The cause
+is wrapped in this condition, because the stream's own handlers handle RPC-ERRORs, but not
 FUNCTION-FAILED."))
 
 (document-functions
-  function-failed-cause "The condition that the function has signalled.")
+  function-failed-cause "The condition that the user's function has signalled.")
 
 (defmacro with-function-failed ((&optional (type 'serious-condition)) &body body)
   "Evaluate BODY, which calls a user's function. Signal FUNCTION-FAILED for a condition of TYPE from
@@ -47,10 +47,10 @@ BODY, so that no handler mistakes it for an error of the calling code."
                      (limit-exceeded-option condition) (limit-exceeded-limit condition)
                      (limit-exceeded-actual condition))))
   (:documentation "A quantity that a peer or caller can grow exceeded its limit. OPTION names the
-row of the options table, LIMIT is its value. ACTUAL is the value that exceeds it, or nil if
-unknown."))
+row of the options table, LIMIT is its value. ACTUAL is the value that exceeds the limit, or nil if
+it is not known."))
 
 (document-functions
   limit-exceeded-option "The name of the limit's row of the options table, a keyword."
   limit-exceeded-limit "The limit that was exceeded, a number."
-  limit-exceeded-actual "The number that is past the limit, or nil if it is not known.")
+  limit-exceeded-actual "The value that exceeds the limit, or nil if it is not known.")

@@ -3,13 +3,13 @@
 (in-package #:clgrpc.base)
 
 (define-kernel %prefetch ((address :word)) () ()
-    "Prefetch the cache line at ADDRESS, which may be any number, without waiting for it."
+    "Prefetch the cache line at ADDRESS, which may be an invalid address, without waiting for it."
   (inst prefetch :t0 (memory 0 address)))
 
 (define-kernel %copy-256 ((from :sap) (to :sap) (count :count)) (here)
     (:integers (limit) :vectors-256 (some others))
-    "Copy COUNT octets, 64 at least, from FROM to TO, which do not overlap. Stores are aligned, so
-this is faster than memmove for unaligned addresses, and most addresses are unaligned."
+    "Copy COUNT octets, 64 at least, from FROM to TO, which do not overlap. This is faster than
+memmove for unaligned addresses, because stores are aligned; most addresses are unaligned."
   (inst vmovdqu some (memory 0 from))
   (inst vmovdqu (memory 0 to) some)
   (inst mov here to)

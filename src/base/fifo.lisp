@@ -7,7 +7,7 @@
 (in-package #:clgrpc.base)
 
 (defstruct (fifo (:copier nil))
-  "Items, oldest first."
+  "A queue of items, the oldest first."
   (items '() :type list)                ; the items, oldest first
   (tail '() :type list))                ; the last cell of ITEMS
 
@@ -15,7 +15,7 @@
 
 (document-functions
   make-fifo "Return an empty queue."
-  fifo-items "The list of the items in FIFO, oldest first. It is FIFO's own list; do not change
+  fifo-items "The list of the items in FIFO, oldest first. The list is a part of FIFO; do not change
 it.")
 
 (define-printer (fifo fifo)
@@ -31,14 +31,15 @@ it.")
     nil))
 
 (defun enqueue-first (item fifo)
-  "Put ITEM before all others of FIFO."
+  "Insert ITEM into FIFO before all other items."
   (push item (fifo-items fifo))
   (unless (rest (fifo-items fifo)) (setf (fifo-tail fifo) (fifo-items fifo)))
   nil)
 
 (defun enqueue-in-order (item fifo before-p)
-  "Insert ITEM into FIFO at its place in the order, after items that are equal in it. BEFORE-P, a
-function of two items, defines the order; the items of FIFO are already in this order."
+  "Insert ITEM into FIFO at its place in the order, after items that are equal in this order.
+BEFORE-P, a function of two items, defines the order; the items of FIFO must already be in this
+order."
   (declare (type function before-p))
   (let ((items (fifo-items fifo)))
     (cond ((not (and items (funcall before-p item (first (fifo-tail fifo)))))
@@ -50,7 +51,7 @@ function of two items, defines the order; the items of FIFO are already in this 
              nil))))
 
 (defun dequeue (fifo)
-  "Remove the oldest item from FIFO and return it; nil if FIFO is empty."
+  "Remove the oldest item from FIFO and return it. Return nil if FIFO is empty."
   (let ((cell (fifo-items fifo)))
     (when cell
       (setf (fifo-items fifo) (shiftf (cdr cell) '()))

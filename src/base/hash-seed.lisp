@@ -7,8 +7,8 @@
 (defglobal **hash-seed** 0)
 
 (defun renew-hash-seed ()
-  "Choose another seed. The seed is renewed only when a process starts, also from a saved core. So a
-table must keep the seed with which its hashes were made."
+  "Choose another seed. The seed is renewed only when a process starts. Because the process may have
+started from a saved core, a table must keep the seed with which its hashes were made."
   (setf **hash-seed** (random (ash 1 62) (make-random-state t))))
 
 (declaim (inline hash-seed))
@@ -23,14 +23,14 @@ table must keep the seed with which its hashes were made."
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +golden-step+ #x9E3779B97F4A7C15
-    "The step of SplitMix64's counter: it is odd, so that the counter takes all values."))
+    "The step of SplitMix64's counter. It is odd, so that the counter takes all values."))
 
 (defconstant +signed-golden-step+ (- +golden-step+ (ash 1 64))
   "+GOLDEN-STEP+ as the signed number that ATOMIC-INCF takes.")
 
 (define-hot (mixed-word :inline t) ((word (unsigned-byte 64))) (unsigned-byte 64)
-  "The value of SplitMix64's mixing function for WORD: numbers that differ by +GOLDEN-STEP+ become
-numbers that look random."
+  "Return the value of SplitMix64's mixing function for WORD. From numbers that differ by
++GOLDEN-STEP+ this function makes numbers that look random."
   (flet ((multiplied (word by)
            (declare (type (unsigned-byte 64) word by))
            (ldb (byte 64 0) (* word by))))

@@ -8,9 +8,9 @@
 
 (defun check-keywords (function arguments required hint known)
   "Signal MISUSE unless ARGUMENTS are alternately keywords and values, and each keyword is in the
-list KNOWN. ARGUMENTS are those that follow the first REQUIRED arguments of the function named
+list KNOWN. ARGUMENTS are the arguments after the REQUIRED first arguments of the function named
 FUNCTION. If KNOWN is :any, or :ALLOW-OTHER-KEYS is given, every keyword is valid. HINT, a text or
-nil, explains where a value given in place of a keyword belongs."
+nil, explains the right place of a value that was given in place of a keyword."
   (loop for (name . values) on arguments by #'cddr
         do (cond ((not (keywordp name))
                   (misuse "~A takes keywords and their values~[~; after its first argument~:;~:* ~
@@ -32,7 +32,7 @@ nil, explains where a value given in place of a keyword belongs."
 
 (defun note-keywords (function required known)
   "Let the compiler check calls of FUNCTION, a symbol, as if its lambda list had REQUIRED
-parameters, and &key with KNOWN, a list of keywords, or :any."
+parameters, and &key with KNOWN. KNOWN is a list of keywords, or :any."
   (setf (sb-int:info :function :type function)
         (sb-kernel:specifier-type
          `(function (,@(make-list required :initial-element t) &key
@@ -50,7 +50,8 @@ parameters, and &key with KNOWN, a list of keywords, or :any."
           collect (if (consp name) (first name) (intern (string name) '#:keyword))))
 
   (defun split-at-keywords (lambda-list)
-    "Two values: the required parameters of LAMBDA-LIST, and its keywords, or :any."
+    "Return two values: the required parameters of LAMBDA-LIST, and its keywords, or :any if it has
+&allow-other-keys."
     (assert (member '&key lambda-list))
     (assert (not (member '&optional lambda-list)))
     (values (ldiff lambda-list (or (member '&rest lambda-list) (member '&key lambda-list)))
@@ -60,9 +61,9 @@ parameters, and &key with KNOWN, a list of keywords, or :any."
 
 (defmacro define-keyword-function (name lambda-list documentation &body body)
   "Define the function NAME with LAMBDA-LIST, which has &key, and may have &rest before that. NAME
-is a symbol, or (symbol :hint text). Before BODY, CHECK-KEYWORDS checks the arguments; text is its
-HINT. With &allow-other-keys BODY checks which keywords are known. For `describe', for editors
-and for the compiler's warnings the function has this LAMBDA-LIST."
+is a symbol, or (symbol :hint text). Before BODY, CHECK-KEYWORDS checks the arguments, with the text
+as its HINT. With &allow-other-keys BODY must check which keywords are known. For `describe', for
+editors and for the compiler's warnings the function has this LAMBDA-LIST."
   (destructuring-bind (name &key hint) (if (consp name) name (list name))
     (multiple-value-bind (required known) (split-at-keywords lambda-list)
       (let ((arguments (gensym "ARGUMENTS")) (given (gensym "GIVEN")))

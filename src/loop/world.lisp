@@ -9,7 +9,7 @@
 (in-package #:clgrpc.loop)
 
 (deftype operation ()
-  "An operation is a function to call, or its name."
+  "A function, or the name of a function."
   '(or symbol function))
 
 (defstruct (network (:copier nil))
@@ -36,22 +36,23 @@ channels and the pollers of the world agree."
   (resolve nil :type operation :read-only t))
 
 (defun no-limit (descriptor seconds)
-  "Do nothing: the LIMIT operation of a network that loses no octets."
+  "Do nothing. This is the LIMIT operation of a network that loses no octets."
   (declare (ignore descriptor seconds)))
 
 (defun keep-as-it-is (descriptor)
-  "Do nothing: the RETIRE operation of a network in which no connection can arrive between two
-operations of a thread."
+  "Do nothing. This is the RETIRE operation of a network in which no connection can arrive between
+two operations of a thread."
   (declare (ignore descriptor)))
 
 (defun no-datagrams (&rest arguments)
-  "Return -EOPNOTSUPP: the datagram operations of a network without datagrams."
+  "Return -EOPNOTSUPP. This is each of the datagram operations of a network without datagrams."
   (declare (ignore arguments))
   (- os:+eopnotsupp+))
 
 (defstruct (world (:copier nil))
-  "See above. Only simulated worlds have START-LOOP, START-THREAD and WAIT. On the machine these
-functions are nil, since its threads run, start and sleep by themselves."
+  "A world, as explained at the head of this file. Only simulated worlds have START-LOOP,
+START-THREAD and WAIT. On the machine these functions are nil, because its threads run, start and
+sleep by themselves."
   (clock nil :type function :read-only t)          ; (): the time in nanoseconds
   (make-poller nil :type operation :read-only t)   ; (): for a new loop
   (make-random nil :type operation :read-only t)   ; (): a random-state for a new loop
@@ -67,10 +68,10 @@ functions are nil, since its threads run, start and sleep by themselves."
 (declaim (sb-ext:freeze-type network world))
 
 (document-functions
-  make-network "Return a network of the functions given; see the type NETWORK."
-  make-world "Return a world of the functions given; see the type WORLD."
+  make-network "Return a network with these functions; see the type NETWORK."
+  make-world "Return a world with these functions; see the type WORLD."
   world-clock "The function that returns the time in WORLD, in nanoseconds."
-  world-client-loops "The list of the clients' loops in WORLD. SETFable.")
+  world-client-loops "The list of the clients' loops in WORLD; SETF replaces it.")
 
 (defmethod print-object ((world world) stream)
   (print-unreadable-object (world stream :type t :identity t)
@@ -85,7 +86,8 @@ functions are nil, since its threads run, start and sleep by themselves."
   (and (world-wait world) t))
 
 (defun unix-seconds ()
-  "The whole seconds since 1970-01-01 00:00 UTC, or nil in a simulated world, which has no date."
+  "Return the number of whole seconds since 1970-01-01 00:00 UTC, or nil in a simulated world, which
+has no date."
   (if (simulated-p) nil (values (floor (real-time-ns) +ns-per-second+))))
 
 (defun unix-ns ()
@@ -102,8 +104,9 @@ depends on the seed."
   (funcall (world-clock *world*)))
 
 (defun find-addresses (host port)
-  "The addresses of HOST, a name or a numeric address, with PORT, in the world of this thread; and,
-without addresses, the reason of the failure, as text. The call may wait for long."
+  "Return two values: the addresses of HOST, a name or a numeric address, with PORT, in the world of
+this thread; and, if there are no addresses, the reason of the failure, as text. The call may wait
+for long."
   (funcall (network-resolve (world-network *world*)) host port))
 
 ;;; Waiting
@@ -116,18 +119,19 @@ without addresses, the reason of the failure, as text. The call may wait for lon
       (sleep seconds)))
 
 (defun notice-end (seconds)
-  "The time SECONDS, a real, from now, as END-NS of AWAIT-NOTICE."
+  "Return the time that is SECONDS, a real, from now, for the parameter END-NS of AWAIT-NOTICE."
   (time-after (seconds-ns seconds) (world-now)))
 
 (defun seconds-until (end-ns &optional (least 1/1000))
-  "The seconds from now until END-NS, a time of NOTICE-END, but at least LEAST, a real."
+  "Return the number of seconds from now until END-NS, a time that NOTICE-END returned, but at least
+LEAST, a real."
   (max least (ns-seconds (max 0 (- end-ns (world-now))))))
 
 (defun await-notice (queue mutex end-ns &optional predicate)
-  "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
-see NOTICE-END. Return false if END-NS has passed. The function may also return although neither has
-happened. A simulation does not see notices: it continues when PREDICATE, a function without
-effects, is true or, if PREDICATE is nil, after any event."
+  "Wait on QUEUE for a notice or until END-NS, see NOTICE-END. This thread must hold MUTEX, and
+holds it again afterwards. Return false if END-NS has passed. The function may also return although
+neither has happened. A simulation does not see notices: it continues when PREDICATE, a function
+without effects, is true or, if PREDICATE is nil, after any event."
   (let ((left (- end-ns (world-now))))
     (and (plusp left)
          (cond ((simulated-p)
@@ -142,7 +146,7 @@ effects, is true or, if PREDICATE is nil, after any event."
 
 (defun await-until (queue mutex end-ns predicate)
   "Wait until PREDICATE, called with MUTEX held, returns true, or until END-NS, see NOTICE-END. Code
-that changes a condition of PREDICATE notifies QUEUE. Return the last value of PREDICATE."
+that changes a condition of PREDICATE must notify QUEUE. Return the last value of PREDICATE."
   (declare (type function predicate))
   (if (simulated-p)
       (await-in-simulation mutex end-ns predicate)
@@ -152,8 +156,8 @@ that changes a condition of PREDICATE notifies QUEUE. Return the last value of P
                   (return value)))))))
 
 (defun await-in-simulation (mutex end-ns predicate)
-  "As AWAIT-UNTIL. The simulation calls PREDICATE, in its own thread, until it is true or signals an
-error; then this thread calls it once more."
+  "Do what AWAIT-UNTIL does, in a simulation. The simulation calls PREDICATE, in its own thread,
+until it returns true or signals an error; then this thread calls it once more."
   (declare (type function predicate))
   (let ((value nil) (failed nil) (world *world*))
     (flet ((look ()
@@ -174,11 +178,12 @@ error; then this thread calls it once more."
           (return (sb-thread:with-mutex (mutex) (funcall predicate))))))))
 
 (defconstant +forever-seconds+ 1000000000
-  "The longest wait, thirty years: SBCL takes no time-out of many centuries.")
+  "The maximum time of a wait in seconds, thirty years. SBCL does not accept a time-out of many
+centuries.")
 
 (defun await-semaphore (semaphore &key (count 1) timeout-seconds)
-  "Wait until SEMAPHORE can be lowered by COUNT, and lower it; return false after TIMEOUT-SECONDS,
-unless they are nil."
+  "Wait until SEMAPHORE can be lowered by COUNT, and lower it. Return false after TIMEOUT-SECONDS,
+unless this is nil."
   (if (simulated-p)
       (and (funcall (world-wait *world*)
                     (lambda () (<= count (sb-thread:semaphore-count semaphore)))

@@ -11,15 +11,16 @@
 (in-package #:clgrpc.kernel)
 
 (defmacro inst (mnemonic &rest operands)
-  "In DEFINE-KERNEL: the instruction MNEMONIC."
+  "In DEFINE-KERNEL, emit the instruction MNEMONIC with OPERANDS."
   `(sb-assem:inst ,mnemonic ,@operands))
 
 (defmacro memory (displacement &optional base index (scale 1))
-  "In DEFINE-KERNEL: the operand at the register BASE plus DISPLACEMENT plus SCALE times INDEX."
+  "In DEFINE-KERNEL, the operand in memory at the address BASE + DISPLACEMENT + SCALE × INDEX, where
+BASE and INDEX are registers."
   (list #+x86-64 'sb-vm::ea #-x86-64 'list displacement base index scale))
 
 (defmacro repeat-constant (bits value)
-  "In DEFINE-KERNEL: a constant of sixteen octets with VALUE in each lane of BITS bits."
+  "In DEFINE-KERNEL, a constant of sixteen octets with VALUE in each lane of BITS bits."
   `(sb-c:register-inline-constant
     :oword (loop for shift from 0 below 128 by ,bits
                  sum (ash (ldb (byte ,bits 0) ,value) shift))))
@@ -35,7 +36,8 @@
     (cons :mask (1+ position)))
 
   (defun masked (mask operand)
-    "OPERAND restricted to the elements in MASK; the other elements of a register become zero."
+    "Return OPERAND, restricted to the elements in MASK. The other elements of a register become
+zero."
     (list :masked mask operand)))
 
 #+x86-64
@@ -63,7 +65,8 @@
       (:vmovq-to :mr 1 #x66 1 #x7E 128)
       (:vptestmq :rvm 2 #x66 1 #x27) (:vpmovb2m :rm 2 #xF3 0 #x29)
       (:vpcmpub :rvm 3 #x66 0 #x3E) (:vpcmpb :rvm 3 #x66 0 #x3F))
-    "Rows of AVX-512 instructions: name, operands, map, prefix, W, operation, a digit or length.")
+    "The AVX-512 instructions. A row is a list of name, operands, map, prefix, W, operation, and a
+digit or length.")
 
   (defparameter *instructions-x*
     '((:bzhi :rmv 2 nil 1 #xF5)
@@ -75,7 +78,7 @@
     (if (consp operand) (cdr operand) (sb-c:tn-offset operand)))
 
   (defun complement-bit (position number)
-    "0 if NUMBER has a bit at POSITION, else 1."
+    "Return the complement of the bit of NUMBER at POSITION, that is, 0 or 1."
     (if (logbitp position number) 0 1))
 
   (defun prefix-code (prefix)
@@ -85,7 +88,7 @@
     (dolist (octet octets) (sb-assem:inst byte octet)))
 
   (defun emit-place (register place)
-    "Emit the octets that encode two operands: the register with the number REGISTER, and PLACE, a
+    "Emit the octets that encode two operands: the register whose number is REGISTER, and PLACE, a
 register or memory."
     (if (typep place 'sb-x86-64-asm::ea)
         (let ((index (sb-x86-64-asm::ea-index place)))
@@ -100,8 +103,8 @@ register or memory."
                              (ldb (byte 3 0) (register-number place))))))
 
   (defun place-bits (place)
-    "Two bits of the prefix for PLACE: the complements of the top bits of its index and base if it
-is memory, else of its number."
+    "Return two bits of the prefix for PLACE. They are complements: of the top bits of its index and
+its base if PLACE is memory, otherwise of the top bits of its number."
     (if (typep place 'sb-x86-64-asm::ea)
         (values (complement-bit 3 (let ((index (sb-x86-64-asm::ea-index place)))
                                     (if index (register-number index) 0)))
@@ -110,8 +113,8 @@ is memory, else of its number."
                 (complement-bit 3 (register-number place)))))
 
   (defun arranged (form operands digit)
-    "Four values from OPERANDS in FORM: the register's number, the place, the middle register's
-number, and the list of the octets that follow."
+    "Return four values for OPERANDS in the form FORM: the register's number, the place, the middle
+register's number, and the list of the octets that follow."
     (destructuring-bind (a b &optional c &rest more) operands
       (ecase form
         (:rm (values (register-number a) b 0 (and c (cons c more))))
@@ -158,16 +161,16 @@ number, and the list of the octets that follow."
             (apply #'emit-octets octets)))))))
 
 (defmacro inst512 (name &rest operands)
-  "In DEFINE-KERNEL: the AVX-512 instruction NAME."
+  "In DEFINE-KERNEL, emit the AVX-512 instruction NAME with OPERANDS."
   (declare (ignorable name operands))
   #+x86-64 `(emit-512 ,name ,@operands))
 
 (defmacro instx (name &rest operands)
-  "In DEFINE-KERNEL: the instruction NAME for general or mask registers."
+  "In DEFINE-KERNEL, emit the instruction NAME with OPERANDS, which are general or mask registers."
   (declare (ignorable name operands))
   #+x86-64 `(emit-x ,name ,@operands))
 
 (defmacro broadcast (lanes spare value)
-  "In DEFINE-KERNEL: put the 64 bits VALUE into each lane of LANES; SPARE is overwritten."
+  "In DEFINE-KERNEL, put VALUE, of 64 bits, into each lane of LANES. SPARE is overwritten."
   `(progn (inst mov ,spare ,value)
           (inst512 :vpbroadcastq ,lanes ,spare)))

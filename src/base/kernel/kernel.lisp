@@ -5,7 +5,7 @@
 (defglobal **kernels** '())
 
 (defun kernels ()
-  "Return the list of names of every kernel. Like leaves, kernels check nothing."
+  "Return the list of the names of all kernels. Like leaves, kernels do not check their arguments."
   **kernels**)
 
 (defun note-kernel (name)
@@ -20,8 +20,8 @@
     "True if this image has kernels."))
 
 (defmacro with-kernel-parts (&body definitions)
-  "Evaluate DEFINITIONS, which the bodies of kernels use, at compile time too. On processors without
-kernels do nothing, since there SBCL's assembler lacks the instructions."
+  "Evaluate DEFINITIONS, which the bodies of kernels use, at load time and at compile time. On
+processors without kernels do nothing, because SBCL's assembler lacks the instructions there."
   (when +kernels-p+
     `(eval-when (:compile-toplevel :load-toplevel :execute) ,@definitions)))
 
@@ -35,9 +35,9 @@ kernels do nothing, since there SBCL's assembler lacks the instructions."
   RESULTS: names of unsigned words, or (name bits).
   INTEGERS, VECTORS (of 16 octets), VECTORS-256 (of 32), VECTORS-512 (of 64), MASKS: more registers;
     SHIFT is the register from which instructions take the count of a shift.
-BODY is assembler: its symbols are labels, and the names above are registers. BODY must not change
-ARGUMENTS. The compiler knows a kernel when its file is loaded; for callers in the same file the
-definition must be in an EVAL-WHEN."
+BODY is assembler code, in which symbols are labels, and the names above are registers. BODY must
+not change ARGUMENTS. The compiler knows a kernel when its file is loaded; for callers in the same
+file the definition must be in an EVAL-WHEN."
   (flet ((argument-type (kind)
            (ecase kind
              (:sap 'sb-sys:system-area-pointer)
@@ -84,7 +84,7 @@ definition must be in an EVAL-WHEN."
 
 #-x86-64
 (defmacro define-kernel (name arguments results options documentation &body body)
-  "Define NAME as a function that does nothing."
+  "Define NAME as a function that does nothing, on processors without kernels."
   (declare (ignore options body))
   `(progn (declaim (inline ,name))
           (defun ,name ,(mapcar #'first arguments)

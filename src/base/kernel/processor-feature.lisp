@@ -11,13 +11,13 @@
 
 (declaim (inline avx2-p))
 (defun avx2-p ()
-  "True if kernels may be called: this is an x86-64 with AVX2 and the other features that kernels
-use."
+  "True if kernels may be called, because this is an x86-64 with AVX2 and the other features that
+kernels use."
   **avx2-p**)
 
 (defun bits-p (features extended more)
   "True if a processor has the bit instructions that kernels use in addition to AVX2: FEATURES is
-ECX of CPUID's leaf 1, EXTENDED is EBX of leaf 7, MORE is ECX of leaf 80000001. A hypervisor may
+ECX of CPUID's leaf 1, EXTENDED is EBX of leaf 7, and MORE is ECX of leaf 80000001. A hypervisor may
 offer AVX2 without these instructions. A processor without LZCNT executes the octets of LZCNT as
 BSR, which returns another number."
   (and (logbitp 23 features)            ; POPCNT
@@ -27,7 +27,8 @@ BSR, which returns another number."
 
 #+x86-64
 (defun processor-word (leaf register)
-  "The value of CPUID at LEAF in REGISTER, numbered EAX, EBX, ECX, EDX; 0 if there is no such leaf."
+  "Return the value of CPUID at LEAF in the register with the number REGISTER, counted as EAX, EBX,
+ECX, EDX. Return 0 if there is no such leaf."
   (if (<= leaf (sb-vm::%cpu-identification (logand leaf #x80000000) 0))
       (nth register (multiple-value-list (sb-vm::%cpu-identification leaf 0)))
       0))
@@ -50,8 +51,8 @@ BSR, which returns another number."
                  (or (/= vendor #x68747541)
                      (<= #x19 (+ (ldb (byte 4 8) version) (ldb (byte 8 20) version))))))
     #-x86-64 nil
-  "True if PEXT and PDEP are fast where the processor has them. A core that is started on another
-processor keeps the value; if it is wrong there, only speed is lost.")
+  "True if PEXT and PDEP are fast on this processor. A core that is started on another processor
+keeps the value; if it is wrong there, only speed is lost.")
 
 (declaim (inline fast-bits-p))
 (defun fast-bits-p ()
@@ -70,7 +71,8 @@ processor keeps the value; if it is wrong there, only speed is lost.")
 #+x86-64
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (define-kernel %saved-state () (bits) (:shift which)
-      "The parts of the processor's state that the kernel saves: the lowest 32 bits of XGETBV."
+      "The parts of the processor's state that the operating system's kernel saves: the lowest 32
+bits of XGETBV."
     (inst push sb-vm::rax-tn)
     (inst push sb-vm::rdx-tn)
     (inst xor which which)

@@ -12,12 +12,13 @@
 (in-package #:clgrpc.base)
 
 (defconstant +most-channel-events+ 32
-  "The number of last events that channelz shows of a channel, a subchannel or a server.")
+  "The maximum number of events, the latest ones, that channelz shows of a channel, a subchannel or
+a server.")
 
 ;;; Numbers
 
 (defstruct (numbering (:copier nil))
-  "The state of the numbering: the last number that was given."
+  "The state of the numbering, which is the last number that was given to an object."
   (last 0 :type sb-ext:word))           ; atomic
 
 (declaim (sb-ext:freeze-type numbering))
@@ -25,7 +26,7 @@
 (sb-ext:define-load-time-global **numbering** (make-numbering))
 
 (defun new-number ()
-  "A new number, from 1 on, which no other object in this process has had. From any thread."
+  "Return a new number, 1 or above, which no other object in this process has had. From any thread."
   (1+ (sb-ext:atomic-incf (numbering-last **numbering**))))
 
 ;;; Events
@@ -56,7 +57,8 @@
 (declaim (sb-ext:freeze-type channel-trace))
 
 (document-functions
-  make-channel-trace "A CHANNEL-TRACE for an object that begins at BORN-NS, with a new number."
+  make-channel-trace "Return a CHANNEL-TRACE, with a new number, for an object that begins at
+BORN-NS."
   channel-trace-number "The number of CHANNEL-TRACE, see NEW-NUMBER."
   channel-trace-born-ns "The time at which CHANNEL-TRACE began, by its owner's clock, in
 nanoseconds."
@@ -64,8 +66,10 @@ nanoseconds."
   channel-event-severity "The severity of CHANNEL-EVENT: :info, :warning or :error."
   channel-event-ns "The time of CHANNEL-EVENT, by the clock of its channel trace's owner, in
 nanoseconds."
-  channel-event-child "The number of the subchannel that CHANNEL-EVENT is about, or nil."
-  channel-event-child-name "The name of the subchannel that CHANNEL-EVENT is about, or \"\".")
+  channel-event-child "The number of the subchannel of which CHANNEL-EVENT reports, or nil if it
+concerns no subchannel."
+  channel-event-child-name "The name of the subchannel of which CHANNEL-EVENT reports, or \"\" if it
+concerns no subchannel.")
 
 (define-printer (channel-trace channel-trace)
   "~D, ~D events" (channel-trace-number channel-trace) (channel-trace-count channel-trace))
@@ -99,7 +103,7 @@ number and CHILD-NAME its name. From any thread."
 ;;; Registries
 
 (defun make-registry ()
-  "A weak table whose keys are the objects that GetTopChannels or GetServers lists."
+  "Return a weak table whose keys are the objects that GetTopChannels or GetServers lists."
   (make-hash-table :test 'eq :weakness :key :synchronized t))
 
 (defun enter-registry (object registry)

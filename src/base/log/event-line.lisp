@@ -6,14 +6,15 @@
 (in-package #:clgrpc.base)
 
 (defconstant +line-characters+ 16384
-  "The most characters of values in a line; a backtrace has its own limit.")
+  "The maximum number of characters of values in a line. A backtrace has its own limit.")
 (defconstant +backtrace-characters+ 40000
-  "The most characters of a backtrace that are written: LOG-CONDITION makes none longer than this.")
+  "The maximum number of characters of a backtrace that are written. LOG-CONDITION does not make
+longer backtraces.")
 
 ;;; Parts of lines in both forms, text and JSON
 
 (defun simple-text (text)
-  "TEXT as a simple string, of ASCII as a simple base string."
+  "Return TEXT as a simple string or, if it is ASCII, as a simple base string."
   (coerce text (if (every (lambda (char) (typep char 'base-char)) text)
                    'simple-base-string
                    'simple-string)))
@@ -55,11 +56,12 @@
       (make-forms-of-key key)))
 
 (defun name-text (name)
-  "NAME, a symbol in lower case or a string as it is, as a simple string."
+  "Return NAME, a symbol or a string, as a simple string. The name of a symbol is put into lower
+case."
   (if (symbolp name) (key-forms-name (forms-of-key name)) (coerce name 'simple-string)))
 
 (defun second-text (seconds)
-  "SECONDS since 1970 as text, in UTC, without a zone."
+  "Return the time SECONDS after the beginning of 1970 as text, in UTC, without a zone."
   (multiple-value-bind (second minute hour day month year)
       (decode-universal-time (+ seconds (encode-universal-time 0 0 0 1 1 1970 0)) 0)
     (coerce (format nil "~4,'0D-~2,'0D-~2,'0DT~2,'0D:~2,'0D:~2,'0D"
@@ -68,7 +70,8 @@
 
 (declaim (type cons **known-second**))
 (defglobal **known-second** (cons -1 "")
-  "The last second that a line was written in, and its text. Replaced, never changed.")
+  "A cons of the last second in which a line was written, and the text of that second. The cons is
+replaced, never changed.")
 
 (defun append-iso-time (buffer ns)
   "Append NS since 1970, in UTC with microseconds, to BUFFER."
@@ -95,7 +98,8 @@
     (type-error () nil)))
 
 (defun list-text (list depth)
-  "LIST, a proper one, as text, DEPTH levels deep. A text that is too long is cut and ends with …."
+  "Return LIST, which must be proper, as text, DEPTH levels deep. A text that is too long is cut and
+ends with …."
   (let ((buffer (make-buffer :size 256)))
     (append-octet buffer (char-code #\())
     (loop for (item . more) on list
@@ -109,8 +113,8 @@
           text))))
 
 (defun log-value-text (value &optional (depth 8))
-  "VALUE as printed by PRINC, a simple string of bounded length, without errors. Lists are shown
-DEPTH levels deep."
+  "Return the text that PRINC prints for VALUE, as a simple string of bounded length. An error in
+printing is not signalled. Lists are shown DEPTH levels deep."
   (cond ((keywordp value) (string-downcase value))
         ((and (typep value 'double-float) (finite-p value)) (float-decimal value))
         ((and (consp value) (plusp depth) (proper-list-p value)) (list-text value depth))
@@ -145,7 +149,8 @@ DEPTH levels deep."
       (simple-string (plain value)))))
 
 (defun append-words (buffer list)
-  "As APPEND-WORD, for LIST, a cons, if all items are plain words; quotes enclose several words."
+  "Do what APPEND-WORD does, for the items of LIST, a cons, if all are plain words. Several words
+are enclosed in quotes."
   (let ((start (buffer-end buffer)) (quoted (consp (rest list))))
     (when quoted (append-octet buffer (char-code #\")))
     (append-octet buffer (char-code #\())
@@ -162,7 +167,7 @@ DEPTH levels deep."
                   (return t))))
 
 (defun quoted-text (text)
-  "TEXT, which is not a plain word of ASCII, in the form in which APPEND-VALUE writes it."
+  "Return TEXT, which is not a plain word of ASCII, in the form in which APPEND-VALUE writes it."
   (printable-text text :limit (1+ +visible-characters+)
                        :quoted (or (zerop (length text))
                                    (find-if (lambda (char)
@@ -170,16 +175,16 @@ DEPTH levels deep."
                                             text))))
 
 (defun append-value (buffer value)
-  "Append VALUE, as LOG-VALUE-TEXT prints it, to BUFFER: between quotes unless it is a plain word. A
-peer may have sent VALUE, so nothing in it may look like another line."
+  "Append VALUE, as LOG-VALUE-TEXT prints it, to BUFFER: between quotes unless it is a plain word.
+Because a peer may have sent VALUE, characters in it that might look like another line are escaped."
   (or (append-word buffer value)
       (and (consp value) (append-words buffer value))
       (let ((text (log-value-text value)))
         (append-text buffer (if (plain-word-p text) text (quoted-text text))))))
 
 (defun append-values (buffer plist)
-  "Append the names and values of PLIST to BUFFER, except where the value is nil; at the first value
-that would make the line too long, append … and stop."
+  "Append the names and values of PLIST to BUFFER, except names whose value is nil. At the first
+value that would make the line too long, append … and stop."
   (let ((start (buffer-end buffer)))
     (loop for (key value) on plist by #'cddr
           for before = (buffer-end buffer)
@@ -199,8 +204,8 @@ that would make the line too long, append … and stop."
           do (append-text buffer (format nil "    ~A~%" (printable-text line))))))
 
 (defun append-text-line (buffer ns level event plist)
-  "Append the event, at NS since 1970, as a line of text, without values that are nil; the lines of
-a backtrace follow, indented."
+  "Append EVENT, at NS since 1970, to BUFFER as a line of text, without values that are nil. If it
+has a backtrace, append the backtrace's lines, indented."
   (let ((backtrace (getf plist :backtrace)))
     (flet ((append-name (name)
              (append-octet buffer (char-code #\Space))
@@ -222,10 +227,10 @@ a backtrace follow, indented."
        (notevery #'keywordp value)))
 
 (defvar *line-room* 0
-  "The characters of values that the line being made may still have.")
+  "The number of characters of values for which the present line still has room.")
 
 (defun line-text (text limit)
-  "TEXT, cut to LIMIT characters or to the room left in the line, whichever is less."
+  "Return TEXT, cut to LIMIT characters or to the room in the present line, whichever is less."
   (let ((limit (max 0 (min limit *line-room*))))
     (decf *line-room* (+ 8 (min limit (length text)))) ; 8: quotation marks, a comma and so on
     (if (> (length text) limit)
@@ -233,7 +238,7 @@ a backtrace follow, indented."
         text)))
 
 (defun append-line-members (buffer plist &optional (before #\{))
-  "Append PLIST to BUFFER as an object of JSON, without the members that have no room in the line.
+  "Append PLIST to BUFFER as an object of JSON, without members for which the line has no room.
 BEFORE is the character before the first member."
   (loop for (key value) on plist by #'cddr
         while (plusp *line-room*)
@@ -247,7 +252,7 @@ BEFORE is the character before the first member."
   (append-octet buffer (char-code #\})))
 
 (defun append-line-items (buffer list)
-  "Append LIST to BUFFER as an array of JSON, without the items that have no room in the line."
+  "Append LIST to BUFFER as an array of JSON, without items for which the line has no room."
   (append-octet buffer (char-code #\[))
   (loop for (item . more) on list
         for first = t then nil
@@ -273,8 +278,8 @@ BEFORE is the character before the first member."
       (t (text (log-value-text value))))))
 
 (defun append-json-line (buffer ns level event plist)
-  "Append the event, at NS since 1970, as a line of JSON: an object with the members time, level and
-event, and one for each name in PLIST."
+  "Append EVENT, at NS since 1970, to BUFFER as a line of JSON. The line is an object with the
+members time, level and event, and a member for each name in PLIST."
   (let ((*line-room* +line-characters+))
     (append-text buffer "{\"time\":\"")
     (append-iso-time buffer ns)

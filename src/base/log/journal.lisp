@@ -13,15 +13,16 @@
 (in-package #:clgrpc.base)
 
 (defconstant +journal-entries+ 10000
-  "How many entries a journal holds.")
+  "The maximum number of entries in a journal.")
 (defconstant +journal-octets+ (expt 2 24)
-  "The most octets that the entries of a journal may take. A line may have 200,000 octets, and
-10,000 such lines would exceed the heap.")
+  "The maximum number of octets that the entries of a journal may take. It is limited because a line
+may have 200,000 octets, and 10,000 such lines would exceed the heap.")
 (defconstant +journal-idle-seconds+ 1/2
-  "The time that the thread of a journal waits for more entries before it ends.")
+  "The time in seconds that the thread of a journal waits for more entries before it ends.")
 (defconstant +journal-pause-seconds+ 1/25
-  "After the thread of a journal has taken entries, it lets further ones gather for this time,
-unless the journal is half full: waking the thread costs as much as twenty lines.")
+  "The time in seconds for which the thread of a journal that has taken entries lets further entries
+gather, unless the journal is half full. It waits because waking the thread costs as much as twenty
+lines.")
 
 (defstruct (journal (:copier nil))
   "A queue of entries and the thread that empties it."
@@ -46,33 +47,35 @@ unless the journal is half full: waking the thread costs as much as twenty lines
 
 (declaim (type (simple-array sb-ext:word (2)) **lost-entries**))
 (defglobal **lost-entries** (make-array 2 :element-type 'sb-ext:word :initial-element 0)
-  "The numbers of entries lost since the process began, for each of *LOGS*. Atomic.")
+  "The numbers of entries that were lost since the process began, for each of *LOGS*. Changes are
+atomic.")
 
 (defparameter *logs* '(:events :binary)
   "The kinds of logs that may lose entries: functions for *LOG-FUNCTION*, and binary logs.")
 
 (defun note-lost-entries (log count)
-  "Add COUNT entries of LOG, one of *LOGS*, to the number of lost ones."
+  "Add COUNT to the number of lost entries of LOG, one of *LOGS*."
   (sb-ext:atomic-incf (aref **lost-entries** (position log *logs*)) count)
   nil)
 
 (defun lost-entries (log)
-  "The number of entries of LOG, one of *LOGS*, that this process has lost: too many waited, or they
-could not be written. From any thread."
+  "Return the number of entries of LOG, one of *LOGS*, that this process has lost, because too many
+entries waited or they could not be written. From any thread."
   (aref **lost-entries** (position log *logs*)))
 
 (defglobal **journals** (make-hash-table :test 'eq :weakness :key :synchronized t)
   "All journals, for FLUSH-LOG.")
 
 (defun open-journal (consumer limit)
-  "A journal of LIMIT entries at most. CONSUMER, a function, is called on the journal's thread with
-a list of entries, the oldest first, and the number dropped before these. From any thread."
+  "Return a journal of LIMIT entries at most. CONSUMER, a function, is called on the journal's
+thread with a list of entries, the oldest first, and the number of entries that were dropped before
+these. From any thread."
   (let ((journal (make-journal :consumer consumer :limit limit)))
     (setf (gethash journal **journals**) t)
     journal))
 
 (defun entry-octets (entry)
-  "About how many octets ENTRY takes, with its texts and lists."
+  "Return the approximate number of octets that ENTRY takes, with its texts and lists."
   (typecase entry
     ((or simple-base-string octets) (length entry))
     (string (* 4 (length entry)))
@@ -98,12 +101,12 @@ JOURNAL; then wake the thread of JOURNAL."
     nil))
 
 (defun half-full-p (journal)
-  "True if half of what JOURNAL may hold, or more, waits."
+  "True if JOURNAL is at least half full."
   (or (<= (ceiling (journal-limit journal) 2) (journal-count journal))
       (<= (ash +journal-octets+ -1) (journal-octets journal))))
 
 (defun add-to-journal (journal entry &optional (octets (entry-octets entry)))
-  "Queue ENTRY, which takes OCTETS, for the thread of JOURNAL, unless too many wait."
+  "Queue ENTRY, which takes OCTETS, for the thread of JOURNAL, unless too many entries wait."
   (let ((hurry nil))
     (flet ((add ()
              (cond ((or (>= (journal-count journal) (journal-limit journal))
@@ -121,8 +124,8 @@ JOURNAL; then wake the thread of JOURNAL."
       (when hurry (sb-thread:signal-semaphore (journal-hurry journal))))))
 
 (defun call-when-written (journal function)
-  "Call FUNCTION on the thread of JOURNAL once the consumer has handled the entries that wait now:
-with true, or with nil if the consumer has failed. From any thread."
+  "Call FUNCTION on the thread of JOURNAL when the consumer has handled the entries that wait now.
+The argument is true, or nil if the consumer has failed. From any thread."
   (call-with-journal journal (lambda () (push function (journal-waiters journal))))
   (sb-thread:signal-semaphore (journal-hurry journal)))
 
@@ -133,8 +136,8 @@ with true, or with nil if the consumer has failed. From any thread."
       (unless started (setf (journal-running journal) nil)))))
 
 (defun take-entries (journal)
-  "Three values: the entries that wait in JOURNAL, oldest first, the number of entries dropped
-before these, and the waiters."
+  "Return three values: the entries that wait in JOURNAL, oldest first, the number of entries that
+were dropped before these, and the waiters."
   (sb-thread:with-mutex ((journal-lock journal))
     (setf (journal-count journal) 0
           (journal-octets journal) 0)
@@ -143,14 +146,14 @@ before these, and the waiters."
             (nreverse (shiftf (journal-waiters journal) '())))))
 
 (defun leave-journal-p (journal)
-  "True if the thread of JOURNAL may end, since nothing waits."
+  "Return true if the thread of JOURNAL may end, because nothing waits."
   (sb-thread:with-mutex ((journal-lock journal))
     (unless (or (journal-entries journal) (journal-waiters journal))
       (setf (journal-running journal) nil)
       t)))
 
 (defun consume-entries (journal entries dropped waiters)
-  "Give ENTRIES and DROPPED to the consumer of JOURNAL, then call WAITERS."
+  "Call the consumer of JOURNAL with ENTRIES and DROPPED, then call WAITERS."
   (flet ((call (function &rest arguments)
            (handler-case (progn (apply function arguments) t)
              (serious-condition () nil))))
@@ -176,7 +179,8 @@ before these, and the waiters."
 (define-keyword-function flush-log (&key (timeout 5))
   "Wait, at most TIMEOUT seconds, until the functions of LOG-WRITER and LOG-IN-BACKGROUND and the
 binary logs have written all events logged before. Return true if all were written; nil after
-TIMEOUT, or if a waiting event could not be written. Call it from any thread but an event loop's."
+TIMEOUT, or if a waiting event could not be written. Do not call this on the thread of an event
+loop."
   (let ((done (sb-thread:make-semaphore)) (waiting 0) (failed nil))
     (loop for journal being the hash-keys of **journals**
           when (journal-running journal)
@@ -191,8 +195,8 @@ TIMEOUT, or if a waiting event could not be written. Call it from any thread but
              (not failed)))))
 
 (defun end-journals ()
-  "End the threads of all journals, once they have written the entries that wait; the image is about
-to be saved."
+  "End the threads of all journals when they have written the entries that wait. This is called
+before the image is saved."
   (flush-log)
   (let ((journals (loop for journal being the hash-keys of **journals** collect journal)))
     (dolist (journal journals) (setf (journal-ending journal) t))
@@ -206,9 +210,9 @@ to be saved."
 (pushnew 'end-journals sb-ext:*save-hooks*)
 
 (define-keyword-function log-in-background (function &key (limit +journal-entries+))
-  "Return a function for *LOG-FUNCTION* that calls FUNCTION with the same arguments on a thread of
-its own, so FUNCTION may be slow. At most LIMIT events wait for the thread, with at most 16 MB of
-texts; further events are dropped, and FUNCTION gets their number with the event :EVENTS-DROPPED.
+  "Return a function for *LOG-FUNCTION* that calls FUNCTION with the same arguments on a separate
+thread, so that FUNCTION may be slow. At most LIMIT events wait for the thread, with at most 16 MB
+of texts; further events are dropped, and FUNCTION gets their number with the event :EVENTS-DROPPED.
 Errors in FUNCTION are ignored, and LOST-ENTRIES does not count their events. The returned function
 may be called from any thread. See FLUSH-LOG."
   (check-type function (or symbol function))
@@ -227,9 +231,9 @@ may be called from any thread. See FLUSH-LOG."
 ;;; Writers of lines
 
 (defconstant +joined-octets+ 4096
-  "Lines that together have at most this many octets are written with one call: some streams pass
-each write to the system. A write to a pipe is atomic up to this length (PIPE_BUF), so lines of
-processes that share a pipe do not mix.")
+  "The maximum number of octets of lines that are written with one call. Lines are joined because
+some streams pass each write to the system. A write to a pipe is atomic up to this length
+(PIPE_BUF), so that lines of processes that share a pipe do not mix.")
 
 (define-hot lasting-p (value &optional (depth fixnum 4)) boolean
   "True if VALUE is small and will have the same text when it is printed later: a fixnum, a double
@@ -247,11 +251,11 @@ deep."
                      finally (return (null rest)))))))
 
 (defconstant +deferred-lines+ 2000
-  "How many entries may wait while the journal's thread makes further lines.")
+  "The maximum number of entries that may wait while the journal's thread makes further lines.")
 
 (defun octet-stream (stream)
-  "The stream of this process for which STREAM stands, if it takes octets of UTF-8; else nil. The
-stream takes octets five times as fast as characters."
+  "Return the stream of this process that STREAM denotes, if octets of UTF-8 can be written to it,
+else nil. Writing octets is five times as fast as writing characters."
   (loop while (typep stream 'synonym-stream)
         do (setf stream (symbol-value (synonym-stream-symbol stream))))
   (and (or (eq stream sb-sys:*stderr*) (eq stream sb-sys:*stdout*))
@@ -284,19 +288,20 @@ to STREAM."
       (write-until (buffer-end buffer)))))
 
 (defparameter *log-levels* '(:debug :info :warning :error :none)
-  "The levels that a writer can begin with; events of tracers are written with any of them.")
+  "The levels that LOG-WRITER accepts. Events of tracers are written at each of them.")
 
 (define-keyword-function log-writer
     (&key (stream (make-synonym-stream '*error-output*)) (format :text)
        (level :warning) (limit +journal-entries+))
-  "Return a function for *LOG-FUNCTION* that writes each event of LEVEL (:debug, :info, :warning or
-:error; :none for no others) or above, and all events of tracers, as a line to STREAM. With the
-FORMAT :text the line is for people; with :json it is a JSON object for programs. A thread of its
-own writes, several lines at once, so that threads that log do not wait for STREAM. At most LIMIT
-lines, and at most 16 MB of lines, wait to be written. Further lines are dropped, and a line with
-the event events-dropped gives their number. A line shows at most 1,000 characters of a value,
-16,384 in all, and 40,000 of a backtrace; characters that might move a cursor or look like another
-line are escaped. See FLUSH-LOG. Signal MISUSE for another level or format. From any thread."
+  "Return a function for *LOG-FUNCTION* that writes each event of LEVEL or above, and all events of
+tracers, as a line to STREAM. LEVEL is :debug, :info, :warning, :error, or :none for events of
+tracers only. With the FORMAT :text the line is for people; with :json it is a JSON object for
+programs. A separate thread writes, several lines at once, so that threads that log do not wait for
+STREAM. At most LIMIT lines, with at most 16 MB, wait to be written. Further lines are dropped, and
+a line with the event events-dropped gives their number. A line shows at most 1,000 characters of a
+value, 16,384 characters of all values, and 40,000 characters of a backtrace. Characters that might
+move a cursor or look like another line are escaped. See FLUSH-LOG. Signal MISUSE for another level
+or format. From any thread."
   (check-choice :level level *log-levels*)
   (check-choice :format format '(:text :json))
   (check-type limit (integer 1 *))
@@ -338,9 +343,9 @@ line are escaped. See FLUSH-LOG. Signal MISUSE for another level or format. From
 (pushnew 'forget-environment sb-ext:*save-hooks*)
 
 (defun read-environment (&optional (get-variable #'sb-ext:posix-getenv))
-  "Apply GRPC_TRACE and GRPC_VERBOSITY, once in the life of a process; GET-VARIABLE returns their
-values. This switches on the tracers that GRPC_TRACE names. With a tracer on, or with GRPC_VERBOSITY
-(DEBUG, INFO, WARNING, ERROR or NONE), events are written to *ERROR-OUTPUT* unless the user has set
+  "Apply GRPC_TRACE and GRPC_VERBOSITY, once in a process; GET-VARIABLE returns their values. This
+switches on the tracers that GRPC_TRACE names. With a tracer on, or with GRPC_VERBOSITY (DEBUG,
+INFO, WARNING, ERROR or NONE), events are written to *ERROR-OUTPUT* unless the user has set
 *LOG-FUNCTION*. From any thread."
   (unless (shiftf **environment-read** t)
     (multiple-value-bind (traced unknown)

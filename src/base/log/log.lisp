@@ -9,19 +9,19 @@
 
 (declaim (type (or null symbol function) *log-function*))
 (defvar *log-function* 'log-errors
-  "LOG-ERRORS, the default; NIL, for silence; or any function. The function is called as (FUNCTION
-LEVEL EVENT &rest PLIST) with each event, on the thread of the event. The thread may be an event
-loop's, so the function must be quick: LOG-WRITER returns a function that writes lines;
-LOG-IN-BACKGROUND makes a quick function of a slow one, which gets a thread of its own. LEVEL is
-:debug, :info, :warning, :error or, for tracers (see TRACERS), :trace; EVENT is a keyword, PLIST its
-data; doc/observability.md lists them. An error in the function is written to the standard error,
-once. Set it globally; a binding affects one thread only. The variable belongs to the program:
-libraries use ADD-LOG-LISTENER instead.")
+  "The function that is called for each log event, or NIL for silence. The default is LOG-ERRORS.
+The function is called as (FUNCTION LEVEL EVENT &rest PLIST), on the thread of the event. It must be
+quick, because this may be the thread of an event loop. LOG-WRITER returns a quick function that
+writes lines; LOG-IN-BACKGROUND returns a quick function that calls a slow function on a separate
+thread. LEVEL is :debug, :info, :warning, :error or, for tracers (see TRACERS), :trace. EVENT is a
+keyword, and PLIST has its data; doc/observability.md lists all events. An error in the function is
+written to the standard error, once. Set the variable globally; a binding affects one thread only.
+The variable belongs to the program: libraries use ADD-LOG-LISTENER instead.")
 
 (declaim (type list **log-listeners**))
 (defglobal **log-listeners** '()
-  "Functions, or names of functions, that are called with each event, as *LOG-FUNCTION* is. The list
-is replaced, never changed.")
+  "A list of functions, or names of functions, that are called with each event, as *LOG-FUNCTION*
+is. The list is replaced, never changed.")
 
 (defun add-log-listener (listener)
   "Call LISTENER, a function or a symbol that names one, with each event, as *LOG-FUNCTION* is
@@ -34,7 +34,7 @@ Signal MISUSE for another object. From any thread."
   listener)
 
 (defun remove-log-listener (listener)
-  "Undo ADD-LOG-LISTENER. Return false if LISTENER was not there. From any thread."
+  "Undo ADD-LOG-LISTENER. Return false if LISTENER is not a log listener. From any thread."
   (let ((there nil))
     (sb-ext:atomic-update **log-listeners**
                           (lambda (listeners)
@@ -44,19 +44,19 @@ Signal MISUSE for another object. From any thread."
 
 (declaim (type (or null function) **line-function**))
 (defglobal **line-function** nil
-  "The function that writes lines to the standard error: the events of LOG-ERRORS, and those of
+  "The function that writes lines to the standard error: the events of LOG-ERRORS, and the events of
 tracers while *LOG-FUNCTION* is nil; see journal.lisp.")
 
 (defun log-errors (level event &rest plist)
   "Write EVENT as a line to *ERROR-OUTPUT* if LEVEL is :error, or :trace, the level of tracers. This
 function is the default of *LOG-FUNCTION*, so that users see errors without setting up a log. A
-thread of its own writes, as with LOG-WRITER. From any thread."
+separate thread writes, as with LOG-WRITER. From any thread."
   (when (and (member level '(:error :trace)) **line-function**)
     (apply **line-function** level event plist)))
 
 (defun log-nothing (&rest event)
-  "The log function in a thread that runs the log function or a listener: events that these log
-reach no listener."
+  "Do nothing. This is the log function in a thread that runs the log function or a listener, so
+that events that these log reach no listener."
   (declare (ignore event)))
 
 (declaim (type (or null function) **log-context**))
@@ -65,7 +65,7 @@ reach no listener."
 such as the ids of its trace; the second plist is added to the event.")
 
 (defun with-log-context (plist)
-  "PLIST of an event with the value of **LOG-CONTEXT** added."
+  "Return PLIST, of an event, with the plist that **LOG-CONTEXT** returns added."
   (let ((more (and **log-context** (funcall **log-context** plist))))
     (if more (append plist more) plist)))
 
@@ -74,7 +74,7 @@ such as the ids of its trace; the second plist is added to the event.")
 
 (defun report-log-function (function condition)
   "Write to the standard error that FUNCTION, the value of *LOG-FUNCTION*, has signalled CONDITION.
-Write it only once, since FUNCTION may fail for each event."
+Write it only once, because FUNCTION may fail for each event."
   (unless (or (eq function **failing-log-function**) (null **line-function**))
     (setf **failing-log-function** function)
     (with-log-guard ()
@@ -82,8 +82,8 @@ Write it only once, since FUNCTION may fail for each event."
                                                             :condition condition))))
 
 (defun log-event (level event &rest plist)
-  "Pass EVENT to *LOG-FUNCTION*, if it is not nil, and to the listeners. Return no value; signal
-nothing except the timeout of an SB-EXT:WITH-TIMEOUT around this. From any thread."
+  "Pass EVENT to *LOG-FUNCTION*, if it is not nil, and to the listeners. Return no value. Signal no
+condition except the timeout of an SB-EXT:WITH-TIMEOUT around this call. From any thread."
   (let ((function (or *log-function*
                       (and (eq :trace level) **line-function**)))
         (listeners **log-listeners**))
@@ -103,18 +103,18 @@ nothing except the timeout of an SB-EXT:WITH-TIMEOUT around this. From any threa
 
 (defvar *backtrace-arguments* nil
   "If false, the default, a backtrace in the log shows an argument only if it is a keyword, T or
-NIL. Of any other argument it shows the class, since messages and metadata may be secret. If true,
+NIL. Of any other argument it shows the class, because messages and metadata may be secret. If true,
 it shows all arguments. Set it globally.")
 
 (defconstant +backtrace-frames+ 60
-  "The most frames of a backtrace in the log.")
+  "The maximum number of frames of a backtrace in the log.")
 (defconstant +frame-characters+ 600
-  "The most characters of a frame's line; one of its arguments may have a fifth of them.")
+  "The maximum number of characters of a frame's line. Each argument may have a fifth of these.")
 
 (defun shown-argument (argument)
-  "ARGUMENT of a frame, as the log may show it. In place of an argument that is no longer known, or
-has dynamic extent, SBCL returns an object of a special class. For dynamic extent this object prints
-the argument, so the log shows only the class."
+  "Return ARGUMENT of a frame in the form that the log may show. In place of an argument that is no
+longer known, or has dynamic extent, SBCL returns an object of a special class. For dynamic extent
+this object prints the argument, so the log shows only the class."
   (let ((class (class-name (class-of argument))))
     (if (or *backtrace-arguments*
             (typep argument '(or boolean keyword))
@@ -126,7 +126,8 @@ the argument, so the log shows only the class."
         class)))
 
 (defun shown-function (name)
-  "NAME of a frame, as the log may show it. The name of a form in a file is shortened."
+  "Return NAME of a frame in the form that the log may show. The name of a form in a file is
+shortened."
   (if (and (consp name) (symbolp (first name)) (string= '#:top-level-form (first name))
            (not *backtrace-arguments*))
       (first name)
@@ -147,7 +148,7 @@ the argument, so the log shows only the class."
                   stream)))
 
 (defun backtrace-text ()
-  "The frames of this thread, the innermost first, a line for each."
+  "Return the frames of this thread as text, the innermost first, with a line for each frame."
   (values
    (with-log-guard ()
      (let ((*print-length* 10) (*print-level* 4)
@@ -164,8 +165,9 @@ the argument, so the log shows only the class."
                   (terpri stream)))))))
 
 (defconstant +backtraces+ 20
-  "The most events of a kind that have a backtrace in a second. A backtrace costs a millisecond and
-has up to 36,000 characters, and a peer may cause an error with each call.")
+  "The maximum number of events of a kind that have a backtrace in a second. It is limited because a
+backtrace costs a millisecond and has up to 36,000 characters, and a peer may cause an error with
+each call.")
 
 (defglobal **backtraces** (make-hash-table :test 'eq :synchronized t)
   "A table from an event to a list, which is replaced and never changed: the time at which the
@@ -173,8 +175,8 @@ event's present second began, and the number of its backtraces in that second. I
 count an event at once, a count may be lost.")
 
 (defun backtrace-due-p (event)
-  "Count a backtrace of EVENT; return false if EVENT has already had the most backtraces for this
-second."
+  "Count a backtrace of EVENT; return false if EVENT has already had the maximum number of
+backtraces in this second."
   (destructuring-bind (since count) (gethash event **backtraces** '(0 0))
     (let ((now (monotonic-ns)))
       (when (>= now (+ since 1000000000)) (setf since now
@@ -183,9 +185,9 @@ second."
         (setf (gethash event **backtraces**) (list since (1+ count)))))))
 
 (defun log-condition (level event condition &rest plist)
-  "LOG-EVENT with :condition and, as text, the :backtrace of the point where it is called: within a
-HANDLER-BIND, that is the point where CONDITION was signalled. After +BACKTRACES+ backtraces of
-EVENT in a second, :backtrace is nil for the rest of that second."
+  "Do what LOG-EVENT does, with :condition and, as text, the :backtrace of the point at which this
+function is called. Within a HANDLER-BIND this is the point at which CONDITION was signalled. After
++BACKTRACES+ backtraces of EVENT in a second, :backtrace is nil for the rest of that second."
   (when (or *log-function* **log-listeners**)
     (apply #'log-event level event :condition condition
            :backtrace (and (backtrace-due-p event) (backtrace-text)) plist)))

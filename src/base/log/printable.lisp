@@ -9,11 +9,11 @@
 (in-package #:clgrpc.base)
 
 (defconstant +visible-characters+ 1000
-  "The number of characters of a text that are shown by default.")
+  "The default of the maximum number of characters of a text that are shown.")
 
 (define-hot (unsafe-code-p :inline t) ((code (unsigned-byte 21))) boolean
-  "True if the character CODE is not simply visible: controls (C0, DEL, C1), line and paragraph
-separators, marks and overrides of direction, surrogates, tags."
+  "True if the character with the code CODE is not simply visible. These are controls (C0, DEL, C1),
+line and paragraph separators, marks and overrides of direction, surrogates, and tags."
   (or (< code 32)
       (<= 127 code 159)
       (and (> code #x061B)
@@ -34,8 +34,8 @@ direction and so on."
       (dotimes (code 256 escapes)
         (setf (svref escapes code)
               (coerce (format nil "\\x~(~2,'0X~)" code) 'simple-base-string))))
-  "The escape of each code under 256. The escapes are made in advance: each octet from a peer, an
-index into HPACK's table, may cause a long text of such codes to be written.")
+  "The escape of each code under 256. The escapes are made in advance, because each octet from a
+peer, as an index into HPACK's table, may cause a long text of such codes to be written.")
 
 (defun write-code (code stream)
   "Write \\x1b or \\u{202e} for CODE."
@@ -85,7 +85,8 @@ marks, and quotation marks in it get a backslash."
 (defconstant +quoted-octets+ 32 "The most octets of a peer's data that are put into a text.")
 
 (defun quoted-octets (octets)
-  "The beginning of OCTETS, which a peer has sent, as ISO 8859-1, for a text to print or to send."
+  "Return the beginning of OCTETS, which a peer has sent, as ISO 8859-1, for a text to print or to
+send."
   (printable-text (map 'string #'code-char
                        (subseq octets 0 (min (1+ +quoted-octets+) (length octets))))
                   :limit +quoted-octets+ :quoted t))
@@ -97,7 +98,7 @@ marks, and quotation marks in it get a backslash."
    (room :initarg :room :accessor bounded-stream-room) ; characters that may still be written
    ;; a function that is called when no more characters fit
    (leave :initarg :leave :reader bounded-stream-leave))
-  (:documentation "A stream for a certain number of characters."))
+  (:documentation "An output stream for a limited number of characters."))
 
 (defmethod sb-gray:stream-write-char ((stream bounded-stream) char)
   (when (minusp (decf (bounded-stream-room stream))) (funcall (bounded-stream-leave stream)))
@@ -134,7 +135,8 @@ more, it ends at once, and the second value is true."
 
 (defun bounded-text (object &key (limit +visible-characters+) escape)
   "Return the text that PRINC, or with ESCAPE PRIN1, prints for OBJECT: at most LIMIT characters,
-then … if there are more. The result is always a string, which may be unsafe to show."
+then … if there are more. The result is always a string. It may contain invisible characters, so use
+WRITE-PRINTABLE to show it."
   (or (with-log-guard ()
         (multiple-value-bind (text cut)
             (if (and (stringp object) (not escape))

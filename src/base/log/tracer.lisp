@@ -22,7 +22,7 @@
   tracer-name "The keyword of TRACER, an element of TRACERS."
   tracer-text "The name of TRACER in GRPC_TRACE, such as \"connectivity_state\"."
   tracer-aliases "Other names of TRACER in GRPC_TRACE, a list of strings."
-  tracer-meaning "The subject of the events of TRACER, as text.")
+  tracer-meaning "The subject of the events that TRACER logs, as text.")
 
 (defglobal **tracers** '())
 
@@ -71,7 +71,7 @@ thread."
   **tracers**)
 
 (defmacro tracing-p (&rest names)
-  "True if one of the tracers NAMES, keywords that are not evaluated, is on. From any thread."
+  "True if any of the tracers NAMES, keywords that are not evaluated, is on. From any thread."
   `(logtest ,(loop for name in names
                    for tracer = (find name **tracers** :key #'tracer-name)
                    do (assert tracer () "There is no tracer ~S." name)
@@ -98,7 +98,8 @@ any thread."
     (match 0 0)))
 
 (defun word-mask (word)
-  "The bits of the tracers that WORD, of GRPC_TRACE, means; 0 if it means none."
+  "Return the bits of the tracers that WORD, a word of GRPC_TRACE, denotes, or 0 if it denotes
+none."
   (let ((pattern (if (string= word "all") "*" word)))
     (loop for tracer in **tracers**
           when (some (lambda (text) (glob-p pattern text))
@@ -106,8 +107,8 @@ any thread."
             sum (tracer-mask tracer))))
 
 (defun parse-tracers (string)
-  "The bits of the tracers that STRING, names separated by commas, switches on; a later name
-overrides earlier ones. The second value is a list of the unknown words."
+  "Return the bits of the tracers that STRING, names separated by commas, switches on; a later name
+overrides earlier names. The second value is a list of the unknown words."
   (let ((traced 0) (unknown '()))
     (dolist (word (split-list (string-downcase string)))
       (let* ((off (char= #\- (char word 0)))
@@ -119,11 +120,12 @@ overrides earlier ones. The second value is a list of the unknown words."
     (values traced (nreverse unknown))))
 
 (defun tracers ()
-  "Return the names of the tracers that are on, a list of keywords. SETFable to such a list, or to a
-string in the form of GRPC_TRACE: names separated by commas, `all`, and patterns such as `http*`. A
-minus before a name switches off a tracer that an earlier name has switched on: \"all,-http\".
-Signal MISUSE for a name without a tracer; (TRACER-TABLE) lists all tracers. The tracers' events go
-to *LOG-FUNCTION*, or while that is NIL to *ERROR-OUTPUT*. From any thread."
+  "Return the names of the tracers that are on, a list of keywords. SETF with such a list, or with a
+string in the form of GRPC_TRACE, switches tracers on and all others off. The string has names
+separated by commas, `all`, and patterns such as `http*`. A minus before a name switches off a
+tracer that an earlier name has switched on, as in \"all,-http\". Signal MISUSE for a name without a
+tracer; (TRACER-TABLE) lists all tracers. The tracers' events go to *LOG-FUNCTION*, or while that is
+NIL to *ERROR-OUTPUT*. From any thread."
   (loop for tracer in **tracers**
         when (logtest (tracer-mask tracer) **traced**) collect (tracer-name tracer)))
 

@@ -20,11 +20,11 @@
 (in-package #:clgrpc.base)
 
 (defconstant +account-step+ 16384
-  "A rise of a connection's account up to this size in octets, or a fall up to an eighth of this
-size, is not passed to the accounts above.")
+  "The size in octets up to which a rise of a connection's account is not passed to the accounts
+above. A fall is not passed on up to an eighth of this size.")
 
 (defstruct (account (:constructor make-account (&optional whole)) (:copier nil))
-  "The memory held by one connection, or by several together."
+  "The memory that one connection holds, or that several connections hold together."
   (whole nil :type (or null account) :read-only t) ; the account that includes it, or nil
   ;; octets charged by any thread, or passed on by parts; atomic
   (held 0 :type sb-ext:word)
@@ -41,7 +41,7 @@ size, is not passed to the accounts above.")
 
 (document-functions
   make-account "Return an account without charges that is part of WHOLE, an account or nil."
-  account-whole "The account that ACCOUNT is part of, or nil.")
+  account-whole "The account of which ACCOUNT is a part, or nil if there is none.")
 
 (defun call-on-excess (account most function)
   "Call FUNCTION, without arguments and from any thread, whenever ACCOUNT is charged and then holds
@@ -58,7 +58,7 @@ more than MOST octets. FUNCTION must not wait."
   "~D octets" (account-sum account))
 
 (defun tell-accounts-above (account change)
-  "Charge the accounts that ACCOUNT is part of with CHANGE, which may be negative."
+  "Charge the accounts of which ACCOUNT is a part with CHANGE, which may be negative."
   (loop for whole = (account-whole account) then (account-whole whole)
         while whole
         do (cond ((minusp change) (atomic-decf (account-held whole) (- change)))
@@ -115,7 +115,7 @@ Other threads still discharge the octets that they have charged."
 ;;; All of the process
 
 (sb-ext:define-load-time-global **process-account** (make-account)
-  "The account of all memory that the connections of the process hold.")
+  "The account of the memory that all connections of the process hold.")
 (declaim (type account **process-account**))
 
 ;;; Collecting early. A collection copies the living objects that were made since the previous
@@ -126,8 +126,8 @@ Other threads still discharge the octets that they have charged."
 ;;; same time may make the sum slightly wrong until the next collection.
 
 (defconstant +early-octets+ (* 24 1024 1024)
-  "The most octets that may be fresh. Fresh octets occupy up to twice as much memory, and a
-collection copies 1 MB in a millisecond or two.")
+  "The maximum number of octets that may be fresh. Fresh octets occupy up to twice as much memory,
+and a collection copies 1 MB in a millisecond or two.")
 
 (declaim (type cons **fresh**) (type fixnum **fresh-most**))
 (defglobal **fresh** (list 0))          ; octets; atomic
@@ -157,16 +157,16 @@ collection copies 1 MB in a millisecond or two.")
     nil))
 
 (defun collect-early ()
-  "Collect garbage now if the collector of this process is tuned and much memory is fresh, apart
-from long vectors, which a collection does not copy. A pause of a twentieth of a second now is
-better than one of a fifth later."
+  "Collect garbage now if the collector of this process is tuned and much memory is fresh, not
+counting long vectors, which a collection does not copy. A pause of a twentieth of a second now is
+better than a pause of a fifth of a second later."
   (when (and **tuned** (< +early-octets+ (young-octets)))
     (collect-young)))
 
 (defun old-garbage-due-p ()
-  "True if it is time for COLLECT-OLD. Either early collections have made an eighth of the heap old
-and the process now holds little memory, so most of that eighth is garbage; or they have made three
-sixteenths of the heap old."
+  "True if COLLECT-OLD should be called. This is so if early collections have made three sixteenths
+of the heap old. It is also so if they have made an eighth of the heap old and the process now holds
+little memory, because most of that eighth is garbage then."
   (let ((eighth (ash (heap-size) -3)))
     (< (if (< (account-sum **process-account**) (min +early-octets+ (ash eighth -1)))
            eighth

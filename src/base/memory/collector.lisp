@@ -124,8 +124,8 @@ collections at first. An image that is saved afterwards begins tuned. From any t
   nil)
 
 (defun set-collector-again ()
-  "In a new process of a tuned image, make the settings again, since SBCL starts with its own. If
-the user has set a size of the nursery in the new process, keep that."
+  "In a new process of a tuned image, make the settings again, because SBCL starts with its own
+settings. If the user has set a size of the nursery in the new process, keep this size."
   (when **tuned**
     (set-collector :nursery (= (sb-ext:bytes-consed-between-gcs)
                                (floor (sb-ext:dynamic-space-size) 20))))) ; SBCL's size
@@ -146,7 +146,7 @@ grown enough and its age is at least LEAST-AGE."
     (setf (sb-ext:generation-minimum-age-before-gc 2) **least-age**)))
 
 (defun collect-young ()
-  "Collect the young objects and make the survivors old, without collecting old ones."
+  "Collect the young objects and make the survivors old, without collecting old objects."
   (let ((before (sb-ext:generation-bytes-allocated 2)))
     (collect-to-old most-positive-double-float)
     (incf **promoted** (max 0 (- (sb-ext:generation-bytes-allocated 2) before)))))
@@ -159,17 +159,17 @@ grown enough and its age is at least LEAST-AGE."
 ;;; Giving back
 
 (defconstant +worth-giving-octets+ (* 16 1024 1024)
-  "The least garbage for which memory is given back.")
+  "The minimum number of octets of garbage for which memory is given back.")
 (defconstant +quickly-copied-octets+ (* 40 1024 1024)
-  "The octets that a collection copies in 20 ms.")
+  "The number of octets that a collection copies in 20 ms.")
 
 (sb-ext:define-load-time-global **given-epoch** nil) ; the epoch of the last collection that gave
                                                      ; memory back
 (declaim (type heap-octets **given-used**))
 (defglobal **given-used** 0)            ; octets allocated after the collection of **GIVEN-EPOCH**
 (defun memory-to-give-p ()
-  "True if GIVE-MEMORY-BACK would return pages: the process was tuned, and has collected or made
-garbage since the last GIVE-MEMORY-BACK."
+  "True if GIVE-MEMORY-BACK would return pages, which is so if the process was tuned, and has
+collected or made garbage since the last GIVE-MEMORY-BACK."
   (and **tuned**
        (or (not (eq **given-epoch** sb-kernel::*gc-epoch*))
            (> (heap-used) (+ **given-used** +worth-giving-octets+)))))
@@ -182,9 +182,9 @@ garbage since the last GIVE-MEMORY-BACK."
   "The length in octets of the ranges in which free pages are returned; a range takes a quarter of a
 millisecond.")
 (defconstant +step-ns+ 4000000
-  "The time after which a step ends, as soon as it has finished a range.")
+  "The time in nanoseconds after which a step ends when it has finished the present range.")
 (defconstant +pause-seconds+ 0.005
-  "The time for which other threads run between two steps.")
+  "The time in seconds for which other threads run between two steps.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun stoppable-world-p ()
@@ -192,8 +192,9 @@ millisecond.")
     (and (known-pages-p) (sb-sys:find-foreign-symbol-address "try_acquire_gc_lock") t)))
 
 (defmacro with-stopped-world (&body body)
-  "Do BODY, which neither conses nor signals, while all other threads stand still, unless garbage is
-being collected. Return true if BODY was done. Where STOPPABLE-WORLD-P."
+  "Do BODY, which must neither allocate nor signal, while all other threads stand still, unless
+garbage is being collected. Return true if BODY was done. Use this only if STOPPABLE-WORLD-P is
+true."
   (if (stoppable-world-p)
       (flet ((call (name)
                `(sb-alien:alien-funcall (sb-alien:extern-alien ,name (function sb-alien:int)))))
@@ -233,8 +234,8 @@ being collected. Return true if BODY was done. Where STOPPABLE-WORLD-P."
       nil))
 
 (defun return-some-pages (page)
-  "Return free pages of the heap from PAGE on to the system, for some milliseconds. Return the page
-at which to continue, or nil if that was the last."
+  "Return free pages of the heap to the system, beginning at PAGE, for some milliseconds. Return the
+page at which to continue, or nil after the last page."
   (declare (type heap-octets page) (optimize speed) (sb-ext:muffle-conditions sb-ext:compiler-note))
   (let ((last (floor (heap-size) sb-vm:gencgc-page-bytes))
         (step (floor +step-octets+ sb-vm:gencgc-page-bytes))
@@ -276,9 +277,9 @@ added to **TIME-ASIDE**, in the unit of *GC-RUN-TIME*, so that FIT-NURSERY does 
     (incf **time-aside** (max 0 (- sb-ext:*gc-run-time* before)))))
 
 (defun give-memory-back ()
-  "Collect the young objects, and return all free pages to the system, those of the store among
-them. Call it from any thread that holds no lock. All threads stop while young, living objects are
-copied; after that they stop several times for some milliseconds."
+  "Collect the young objects, and return all free pages, including those of the octet store, to the
+system. Call this from any thread that holds no lock. All threads stop while young, living objects
+are copied; after that they stop several times for some milliseconds."
   (clear-store)
   ;; the first work after this must get all memory that it uses from the system
   (when (and (nursery-ours-p) (< +nursery-octets+ **nursery**))
@@ -288,9 +289,9 @@ copied; after that they stop several times for some milliseconds."
 
 (defun full-collection-due-p (&key quick)
   "True if a full collection is worth the time for which it stops all threads. If the collection
-takes 20 ms at most, the heap must be a quarter larger than after the last full collection. For a
-longer collection the value is false with QUICK; without QUICK, the heap must be twice as large as
-after the last one. In each case the heap must have room for the copies."
+takes 20 ms at most, the heap must be a quarter larger than after the last full collection. If it
+takes longer, the value is false with QUICK; without QUICK the heap must be twice as large as after
+the last full collection. In each case the heap must have room for the copies."
   (and **tuned**
        (let* ((page-statistics (recent-page-statistics))
               (quickly (<= (page-statistics-copied page-statistics) +quickly-copied-octets+)))
@@ -300,32 +301,34 @@ after the last one. In each case the heap must have room for the copies."
               (plusp (page-statistics-spare page-statistics))))))
 
 (defun collect-everything ()
-  "Make a full collection, and give all free pages back to the system. As GIVE-MEMORY-BACK."
+  "Make a full collection, and return all free pages to the system. The restrictions on the caller
+and the pauses are those of GIVE-MEMORY-BACK."
   (collect-aside :full t)
   (setf **live** (heap-used))
   (return-free-pages))
 
 (defun due-collection ()
-  "The function by which an idle process returns memory: GIVE-MEMORY-BACK if that would return
-pages, else COLLECT-EVERYTHING if a full collection is worth the time; or nil."
+  "Return the function by which an idle process returns memory: GIVE-MEMORY-BACK if it would return
+pages, else COLLECT-EVERYTHING if a full collection is worth the time, else nil."
   (cond ((memory-to-give-p) #'give-memory-back)
         ((full-collection-due-p) #'collect-everything)))
 
 ;;; Quiet periods
 
 (defconstant +quiet-ns+ (* 5 +ns-per-second+)
-  "For how long a process must cons little to count as quiet.")
+  "The time in nanoseconds for which a process must allocate little to count as quiet.")
 (defconstant +quiet-octets+ (* 20 1024 1024)
-  "The most octets that a quiet process conses in +QUIET-NS+.")
+  "The maximum number of octets that a quiet process allocates in +QUIET-NS+.")
 
 (defstruct (quiet-period (:copier nil) (:predicate nil))
-  "A period in which the process has consed little; one thread checks this now and then."
+  "A period in which the process has allocated little. One thread checks this now and then."
   (since-ns 0 :type nanoseconds)        ; when the time of little consing began
   (used 0 :type heap-octets)            ; octets allocated then
   (epoch nil))                          ; the epoch of the last collection before SINCE-NS
 
 (defun quiet-p (quiet-period)
-  "True if little was consed for +QUIET-NS+. When the value is true, the next period begins."
+  "True if the process has allocated little for +QUIET-NS+. When the value is true, the next period
+begins."
   (let ((now (monotonic-ns)) (used (heap-used)))
     (flet ((begin ()
              (setf (quiet-period-since-ns quiet-period) now
@@ -340,8 +343,8 @@ pages, else COLLECT-EVERYTHING if a full collection is worth the time; or nil."
                t)))))
 
 (defun give-back-if-quiet (quiet-period)
-  "If the process is quiet, and has memory to return, return it. Return it as GIVE-MEMORY-BACK does.
-For QUIET-PERIOD see QUIET-P."
+  "If the process is quiet, and has memory to return to the system, return it as GIVE-MEMORY-BACK
+does. For QUIET-PERIOD see QUIET-P."
   (when (and (quiet-p quiet-period) (memory-to-give-p))
     (give-memory-back)
     (when (full-collection-due-p :quick t) (collect-everything))))
@@ -349,10 +352,10 @@ For QUIET-PERIOD see QUIET-P."
 ;;; The size of the nursery
 
 (defun fitting-nursery (octets share ns)
-  "The new size for a nursery of OCTETS if collections take SHARE, a real, of the time, and one
-collection takes NS. Half the nursery at most doubles the share of time; the largest nursery reduces
-that share to a third; twice the nursery at most doubles the time of one collection. So a nursery
-that was doubled because its collections are short is not halved again at once."
+  "Return the new size for a nursery of OCTETS if collections take SHARE, a real, of the time, and
+one collection takes NS. Half the nursery at most doubles the share of time; the largest nursery
+reduces that share to a third. Twice the nursery at most doubles the time of one collection.
+Therefore a nursery that was doubled because its collections are short is not halved again at once."
   (let ((long (< +long-collection-ns+ ns)) (larger (< +nursery-octets+ octets)))
     (cond ((< 1/100 share)
            (cond ((and long (<= share 1/50)) octets)
@@ -395,7 +398,7 @@ set another size."
 
 (defun retune-collector (watch)
   "In a tuned process adapt the nursery to the time that collections take, and give memory back if
-the process is quiet. Call it several times a second, with the same WATCH, from one thread that
+the process is quiet. Call this several times a second, with the same WATCH, from one thread that
 holds no lock. This may stop all threads, see GIVE-MEMORY-BACK."
   (when **tuned**
     (fit-nursery watch)

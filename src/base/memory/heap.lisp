@@ -58,7 +58,7 @@
                 '("gc_alloc_large" "bytes_allocated" "auto_gc_trigger")))))
 
 (defmacro heap-extent ()
-  "The octets of the heap up to the last page in use."
+  "The number of octets of the heap up to the last page in use."
   (if (known-pages-p)
       `(* (sb-ext:truly-the (unsigned-byte 40)
                             (sb-alien:extern-alien "next_free_page" sb-alien:long))
@@ -66,19 +66,19 @@
       `(sb-kernel:dynamic-usage)))
 
 (define-hot heap-size () heap-octets
-  "How large the heap may get."
+  "The maximum size of the heap in octets."
   (sb-ext:dynamic-space-size))
 
 (define-hot heap-used () heap-octets
-  "The octets that are allocated, garbage included."
+  "The number of octets that are allocated, including garbage."
   (sb-kernel:dynamic-usage))
 
 (define-hot heap-tail () heap-octets
-  "The octets above the last page in use."
+  "The number of octets of the heap above the last page in use."
   (max 0 (- (heap-size) (the heap-octets (heap-extent)))))
 
 (define-hot heap-margin () heap-octets
-  "The octets that other threads may allocate between a thread's check of the heap and its
+  "The number of octets that other threads may allocate between a thread's check of the heap and its
 allocation."
   (ash (heap-size) -4))
 
@@ -90,7 +90,7 @@ in gencgc.c)."))
 (defconstant +uncopied-octets+ (* +uncopied-pages+ sb-vm:gencgc-page-bytes))
 
 (defmacro used-pages ()
-  "The number of pages up to the last one in use."
+  "The number of pages up to the last page in use."
   '(floor (the heap-octets (heap-extent)) sb-vm:gencgc-page-bytes))
 
 ;;; Statistics of all pages; making them takes a tenth of a millisecond for each gigabyte
@@ -111,8 +111,9 @@ in gencgc.c)."))
                      (sb-alien:slot (sb-alien:deref sb-vm:page-table ,page) ',slot)))
 
 (defmacro count-pages (used-pages generation)
-  "Evaluate to three numbers for the pages below USED-PAGES: how many are free and in wide holes,
-how many are in use, and how many of these a collection of GENERATION and younger ones copies."
+  "Return three numbers for the pages below USED-PAGES: the number of free pages in wide holes, the
+number of pages in use, and the number of pages that a collection of GENERATION and younger
+generations copies."
   (if (known-pages-p)
       `(let ((single-object 16)         ; a flag of gencgc-internal.h
              (least-hole (floor (heap-size) (* 32 sb-vm:gencgc-page-bytes)))
@@ -155,8 +156,8 @@ holes and that everything would be copied."
 (sb-ext:define-load-time-global **page-statistics** (make-page-statistics))
 
 (define-hot recent-page-statistics () page-statistics
-  "Page statistics that are still valid: since they were made, there was no collection, and little
-was allocated."
+  "Return page statistics that are still valid. They are valid if no garbage was collected, and
+little was allocated, after they were made."
   (let ((page-statistics **page-statistics**))
     (if (and (eq sb-kernel::*gc-epoch* (page-statistics-epoch page-statistics))
              (< (abs (- (heap-used) (page-statistics-used page-statistics))) (ash (heap-size) -7)))
@@ -164,18 +165,20 @@ was allocated."
         (setf **page-statistics** (make-new-page-statistics)))))
 
 (defun young-octets ()
-  "The octets of the heap, garbage included, that a collection of the youngest generation may have
-to copy."
+  "The number of octets of the heap, including garbage, that a collection of the youngest generation
+may have to copy."
   (* sb-vm:gencgc-page-bytes
      (the heap-octets (nth-value 2 (count-pages (used-pages) 0)))))
 
 (defun heap-spare ()
-  "The octets of the heap that are free at the worst moment of a full collection. Everything that is
-allocated now, garbage included, counts as living; if the value is negative, a collection fails."
+  "The number of octets of the heap that are free at the worst moment of a full collection. All
+objects that are allocated now, including garbage, count as living. If the value is negative, a
+collection fails."
   (page-statistics-spare (recent-page-statistics)))
 
 (define-hot (collection-epoch :inline t) () t
-  "An object that identifies the last collection: it is another one after each collection."
+  "Return an object that identifies the last collection. After each collection another object is
+returned."
   (sb-ext:symbol-global-value 'sb-kernel::*gc-epoch*))
 
 (define-hot hole-p ((octets heap-octets)) boolean
@@ -193,8 +196,8 @@ allocated now, garbage included, counts as living; if the value is negative, a c
 (define-hot objects-fit-p ((octets heap-octets) (before heap-octets)) boolean
   "True if the collector has room to copy OCTETS of small objects and the BEFORE octets that are
 promised already, and a quarter of the heap remains, so that servers notice no memory pressure. A
-promise is for the most octets that may be needed. So if no other promise exists, no room for copies
-is required, but an eighth of the heap must remain."
+promise is for the maximum number of octets that may be needed. Therefore, if no other promise
+exists, no room for copies is required, but an eighth of the heap must remain."
   (<= (if (zerop before)
           (+ octets (ash (heap-size) -3))
           (+ (* 2 (+ before octets)) (ash (heap-size) -2)))
@@ -203,10 +206,10 @@ is required, but an eighth of the heap must remain."
 (define-hot promise-octets ((octets heap-octets)
                             &key (reserve-fifths (integer 1 4) 1) (copied boolean nil))
     boolean
-  "Promise OCTETS of the heap to the caller, if RESERVE-FIFTHS of the heap stay free beyond all
-promises; else return false. With COPIED the memory is for small objects, which the collector
-copies. The caller calls SETTLE-OCTETS once the memory is allocated, or will not be. From any
-thread."
+  "Promise OCTETS of the heap to the caller, if RESERVE-FIFTHS fifths of the heap stay free beyond
+all promises; otherwise return false. With COPIED the memory is for small objects, which the
+collector copies. The caller must call SETTLE-OCTETS when the memory has been allocated, or will not
+be allocated. From any thread."
   (let* ((before (atomic-incf (car **promised**) octets))
          (reserve (* reserve-fifths (floor (heap-size) 5)))
          (wanted (+ before octets reserve)))
@@ -220,7 +223,8 @@ thread."
              nil))))
 
 (define-hot settle-octets ((octets heap-octets)) null
-  "End a promise of OCTETS, whose memory is allocated or will not be. From any thread."
+  "End a promise of OCTETS, whose memory has been allocated or will not be allocated. From any
+thread."
   (atomic-decf (car **promised**) octets)
   nil)
 
@@ -235,8 +239,8 @@ thread."
 (defglobal **reclaimers** '())          ; functions that free memory which is kept for reuse
 
 (defun room-for-copies-p (generation)
-  "True if the heap has room for copies of all objects in GENERATION and in younger ones, and for
-the objects that other threads allocate before they are stopped."
+  "True if the heap has room for copies of all objects in GENERATION and in younger generations, and
+for the objects that other threads allocate before they are stopped."
   (multiple-value-bind (wide used copied) (count-pages (used-pages) generation)
     (declare (ignore wide) (type heap-octets used copied))
     (<= (+ (* sb-vm:gencgc-page-bytes (+ used copied)) (ash (heap-margin) -1)
@@ -245,8 +249,8 @@ the objects that other threads allocate before they are stopped."
 
 (defun make-room-for-copies (oldest)
   "Collect one generation after the other, the youngest first, until the heap has room for copies of
-all objects of the generation OLDEST and of younger ones. Each collection makes room for the copies
-of the next. Return false if the heap has no such room afterwards."
+all objects of the generation OLDEST and of younger generations. Each collection makes room for the
+copies of the next. Return false if the heap has no such room afterwards."
   (loop for generation from 0 to sb-vm:+highest-normal-generation+
         until (room-for-copies-p oldest)
         always (room-for-copies-p generation)
@@ -254,10 +258,10 @@ of the next. Return false if the heap has no such room afterwards."
         finally (return (room-for-copies-p oldest))))
 
 (defun collect-for-room ()
-  "Collect garbage, unless that was done lately. At most a fifth of the time is spent on such
-collections; after one that takes longer than 50 ms, 200 ms pass before the next. If collecting
-young objects frees too little, all generations are collected, provided that there is room for the
-copies. Call it from any thread that holds none of our locks."
+  "Collect garbage, unless it was collected a short while ago. At most a fifth of the time is spent
+on such collections: after a collection that takes longer than 50 ms, at least 200 ms pass before
+the next. If collecting young objects frees too little, all generations are collected, provided that
+the heap has room for the copies. Call this from any thread that holds none of our locks."
   (let ((due **next-collection**)
         (start (monotonic-ns)))
     (when (and (<= due start)
@@ -286,8 +290,9 @@ copies. Call it from any thread that holds none of our locks."
                                     due (+ now (* 60 +ns-per-second+)))))))
 
 (defun search-for-garbage ()
-  "Collect all garbage, as far as there is room for the copies. Afterwards SEARCH-DUE-P is false for
-four times the duration of this collection. Call it from any thread that holds none of our locks."
+  "Collect all garbage, as far as the heap has room for the copies. Afterwards SEARCH-DUE-P is false
+for four times the duration of this collection. Call this from any thread that holds none of our
+locks."
   (let ((start (monotonic-ns)))
     (make-room-for-copies sb-vm:+highest-normal-generation+)
     (when (plusp (heap-spare)) (sb-ext:gc :full t))
@@ -298,8 +303,8 @@ four times the duration of this collection. Call it from any thread that holds n
 ;;; Vectors without a promise
 
 (define-hot fits-p ((octets heap-octets) (others heap-octets)) boolean
-  "True if the collector has the room that it may need even after a vector of OCTETS, and OTHERS
-octets of other threads, are allocated."
+  "True if the collector has the room that it may need even when a vector of OCTETS, and OTHERS
+octets of other threads, have been allocated."
   (let ((used (+ octets others (heap-used))))
     (declare (type heap-octets used))
     (or (<= used (ash (heap-size) -2))  ; fits even with waste on pages
@@ -319,8 +324,8 @@ octets of other threads, are allocated."
 (define-hot claim-octets ((octets heap-octets) (well boolean)) heap-octets
   "Claim room for a vector of OCTETS that this thread is about to allocate, if the vector fits
 beside the claims of other threads and, with WELL true, a hole for it surely exists. Return OCTETS
-if they were claimed, else 0. The caller subtracts OCTETS from **CLAIMED** once the vector is
-allocated. Without claims, all threads that ask at the same time would get the same room."
+if they were claimed, else 0. The caller must subtract OCTETS from **CLAIMED** when the vector has
+been allocated. Without claims, several threads could be given the same room at the same time."
   (let ((others (atomic-incf (car **claimed**) octets)))
     (declare (type heap-octets others))
     (cond ((if well (fits-well-p octets others) (fits-p octets others)) octets)
@@ -329,7 +334,7 @@ allocated. Without claims, all threads that ask at the same time would get the s
 
 (defun collect-for-vector (octets)
   "Collect garbage to make room for a vector of OCTETS. If the last collection was too recent, wait
-until another one is allowed, since without a collection the vector cannot be allocated."
+until another collection is allowed, because the vector cannot be allocated without it."
   (loop repeat 2
         do (collect-for-room)
         until (fits-well-p octets (car **claimed**))

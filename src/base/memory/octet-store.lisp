@@ -25,12 +25,14 @@ direction, and the vectors that held these messages while they grew.")
 (defglobal **stored** (list 0))         ; octets on all shelves; atomic
 
 (define-hot (shelf-length :inline t) ((shelf (integer 0 56))) index
-  "The length of the vectors of SHELF in octets: 4, 5, 6, 7, 8, 10 KiB and so on."
+  "Return the length in octets of the vectors of SHELF. The lengths are 4, 5, 6, 7, 8, 10 KiB and so
+on."
   (multiple-value-bind (doublings quarters) (floor shelf 4)
     (ash (+ 4 quarters) (+ 10 doublings))))
 
 (define-hot shelf-of ((length index)) (or null (integer 0 56))
-  "The shelf of the shortest vectors with LENGTH octets or more; NIL if all vectors are shorter."
+  "Return the shelf of the shortest vectors with LENGTH octets or more, or NIL if the vectors of all
+shelves are shorter."
   (cond ((<= length +shortest-stored+) 0)
         ((< (shelf-length (1- +shelves+)) length) nil)
         (t (let* ((last (1- length))
@@ -59,8 +61,8 @@ undefined. From any thread."
         (make-raw-vector length octet))))
 
 (define-hot give-octets-back ((octets octets)) null
-  "Give up OCTETS, a vector of BORROW-OCTETS to which the caller keeps no reference. From any
-thread."
+  "Give up OCTETS, a vector that BORROW-OCTETS returned. The caller must not keep a reference to it.
+From any thread."
   (let* ((length (length octets))
          (shelf (and (<= +shortest-stored+ length) (shelf-of length))))
     (when (and shelf (= length (shelf-length shelf)))
@@ -75,12 +77,12 @@ thread."
     nil))
 
 (defun clear-store ()
-  "Drop all vectors that are kept for further use; the collector frees them. From any thread."
+  "Drop all vectors in the store; the collector frees them. From any thread."
   (dotimes (shelf +shelves+)
     (loop while (take-from-shelf shelf))))
 
 (pushnew 'clear-store **reclaimers**)   ; kept vectors may be anywhere in the heap
 
 (defun stored-octets ()
-  "The octets kept in the store. From any thread."
+  "The number of octets in the store. From any thread."
   (car **stored**))

@@ -16,10 +16,11 @@
 (in-package #:clgrpc.base)
 
 (defconstant +shortest-raw+ 40960
-  "The least octets of memory of a vector that is not zeroed.")
+  "The minimum size in octets of a vector that is not zeroed.")
 
 (defmacro allocate-pages (octets)
-  "The address of OCTETS octets of fresh pages without pointers. The collector must be off."
+  "Allocate OCTETS octets of fresh pages without pointers, and return their address. The collector
+must be off."
   (if (known-heap-p)
       `(sb-alien:alien-funcall
         (sb-alien:extern-alien "gc_alloc_large" (function sb-sys:system-area-pointer
@@ -37,8 +38,8 @@
       t))
 
 (define-leaf %raw-pages ((widetag (unsigned-byte 8)) (length heap-octets) (size heap-octets)) t
-  "A vector with WIDETAG of LENGTH elements, which takes SIZE octets. The caller has made sure that
-there are pages for it, and has switched the collector off."
+  "Return a vector of LENGTH elements, with WIDETAG, which takes SIZE octets. The caller must have
+made sure that the heap has pages for it, and must have switched the collector off."
   (let ((sap (allocate-pages size)))
     (setf (sb-sys:sap-ref-word sap (- size sb-vm:n-word-bytes)) 0 ; after the last element
           (sb-sys:sap-ref-word sap sb-vm:n-word-bytes) (ash length sb-vm:n-fixnum-tag-bits)
@@ -47,8 +48,9 @@ there are pages for it, and has switched the collector off."
 
 (define-hot raw-vector ((widetag (unsigned-byte 8)) (length heap-octets) (octets heap-octets)
                         (make-ordinary function)) t
-  "A vector with WIDETAG of LENGTH elements, which are undefined and take OCTETS octets; or an
-ordinary vector, made by MAKE-ORDINARY. Signal HEAP-FULL if the allocation might end the process."
+  "Return a vector of LENGTH elements, with WIDETAG; the elements are undefined and take OCTETS
+octets. Or return an ordinary vector, which MAKE-ORDINARY makes. Signal HEAP-FULL if the allocation
+might end the process."
   (let ((size (logandc2 (+ octets (* 2 sb-vm:n-word-bytes) 15) 15)))
     (flet ((make ()
              (or (and (not (collection-due-p size))

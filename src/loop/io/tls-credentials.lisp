@@ -184,8 +184,8 @@ SERVER-NAME          the name that a client checks, a host's name or a numeric a
                      the host of the channel's target
 OTHERS               a list of TLS credentials, each with a certificate, that a server has for other
                      names. For a client that asks for a name (SNI, RFC 6066) the server uses the
-                     first of OTHERS whose certificate is for that name, with their roots. For all
-                     other clients it uses its own certificate
+                     first of OTHERS whose certificate is for that name, with the roots of
+                     those credentials. For all other clients it uses its own certificate
 SPIFFE-BUNDLE        a file of bundles of SPIFFE trust domains (gRFC A87), in place of ROOTS: a peer
                      must have a SPIFFE identity, and a root of its trust domain must vouch for it.
                      With such a file a client checks no host name, so it needs a PEER-CHECK that

@@ -51,7 +51,7 @@
   'sb-ext:word)
 
 (define-hot (baton-state :inline t) ((baton baton)) (integer 0 7)
-  "Return the state in the word BATON: one of the constants above."
+  "Return the state in the word BATON: one of the constants above, such as +FREE+."
   (ldb (byte 3 0) baton))
 
 (define-hot (lent-p :inline t) ((baton baton)) boolean
@@ -60,21 +60,21 @@
       (= +waiting+ (baton-state baton))))
 
 (define-hot (next-baton :inline t) ((baton baton) (state (integer 0 4))) baton
-  "The word after BATON, with STATE."
+  "Return BATON with the next sequence number and STATE."
   (logior state (ash (ldb (byte 60 0) (1+ (ash baton -3))) 3)))
 
 (defvar *event-loop* nil
-  "The loop that this thread runs or ran last; other threads may run it now.")
+  "The loop that this thread runs or has run last; another thread may run that loop now.")
 
 (defvar *interruptible* nil
   "True if this thread runs a loop, with interrupts off, and allows them where it runs user code or
-waits for events. Interrupts are off everywhere else in the loop: otherwise SBCL would take them
-wherever the loop's code waits for a lock.")
+waits for events. Interrupts are off everywhere else in the loop, because SBCL would otherwise
+handle them wherever the loop's code waits for a lock.")
 
 (defmacro with-user-interrupts (() &body body)
   "Do BODY, user code or the wait for events, with interrupts if this thread allows them. An
-interrupt that arrived earlier is handled when BODY begins; so a handler for errors of BODY must be
-outside of this macro. On a thread that runs no loop, interrupts stay as they are."
+interrupt that arrived earlier is handled when BODY begins; therefore a handler for errors of BODY
+must be outside of this macro. On a thread that runs no loop, interrupts stay as they are."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))
@@ -123,8 +123,8 @@ has stopped."
          (seize loop old))))
 
 (define-hot overtake ((loop event-loop) (baton baton)) boolean
-  "Take the baton of LOOP, seen lent as BATON, away from the thread that lent it, unless it was
-taken back since."
+  "Take the baton of LOOP away from the thread that has lent it. BATON is the state in which it was
+found lent; do nothing and return false if it has changed, because the thread has taken it back."
   (and (lent-p baton)
        (seize loop baton)
        (count-lost loop)))
@@ -161,7 +161,7 @@ IN-EVENT-LOOP-P is false."
             (t (sb-ext:spin-loop-hint))))))
 
 (define-hot give-up ((loop event-loop) (state (integer 0 4))) null
-  "Leave the baton of LOOP, which this thread holds, in STATE."
+  "Give up the baton of LOOP, which this thread must hold, and leave it in STATE."
   (setf (event-loop-thread loop) nil)
   (sb-thread:barrier (:read))
   (sb-thread:barrier (:write))
@@ -169,12 +169,12 @@ IN-EVENT-LOOP-P is false."
   nil)
 
 (define-hot hand-over ((loop event-loop)) null
-  "Give up the baton of LOOP, which this thread holds."
+  "Give up the baton of LOOP, which this thread must hold, so that another thread can take it."
   (give-up loop +free+))
 
 (define-hot retire ((loop event-loop)) null
-  "Give up the baton of LOOP, which this thread holds, for good: LOOP has stopped, so no thread gets
-it again."
+  "Give up the baton of LOOP, which has stopped. This thread must hold the baton; no thread gets it
+again."
   (give-up loop +retired+))
 
 ;;; Operations built from the steps above
@@ -182,9 +182,9 @@ it again."
 (define-hot (call-user :inline t) ((loop event-loop) (function function) (argument t))
     (values t (member :kept :lost))
   "Call FUNCTION, which calls user code in WITH-USER-INTERRUPTS, with ARGUMENT while the baton of
-LOOP is lent. Return two values: the value of FUNCTION, and whether the baton was :KEPT or :LOST.
-After a non-local exit IN-EVENT-LOOP-P tells whether the baton was kept. A thread that overtakes the
-loop calls NOTE-LATE with ARGUMENT first. From a deferred function."
+LOOP is lent. Return two values: the value of FUNCTION, and :KEPT or :LOST for the baton. After a
+non-local exit IN-EVENT-LOOP-P is true if the baton was kept. A thread that overtakes the loop calls
+NOTE-LATE with ARGUMENT first. Call this in a deferred function."
   (let ((value nil) (kept nil))
     (setf (event-loop-user loop) argument)
     (lend loop)
@@ -193,9 +193,9 @@ loop calls NOTE-LATE with ARGUMENT first. From a deferred function."
     (values value (if kept :kept :lost))))
 
 (define-hot (claim :inline t) ((loop event-loop)) (member nil :held :lent)
-  "Let this thread hold the baton of LOOP if the thread runs LOOP. Return :HELD if this thread held
-the baton already; :LENT if it had lent the baton and has taken it back, and must lend it again; NIL
-if it does not run LOOP."
+  "If this thread runs LOOP, make it hold the baton. Return :HELD if the thread held the baton
+already. Return :LENT if it had lent the baton and has taken it back; it must lend the baton again.
+Return NIL if the thread does not run LOOP."
   (let ((baton (event-loop-baton loop)))
     (sb-thread:barrier (:read))
     (cond ((not (in-event-loop-p loop)) nil)
@@ -210,13 +210,13 @@ if it does not run LOOP."
          (in-event-loop-p loop))))
 
 (define-hot (held-loop :inline t) () (or null event-loop)
-  "The loop whose baton this thread holds, or nil."
+  "Return the loop whose baton this thread holds, or nil if it holds none."
   (let ((loop *event-loop*))
     (and loop (holds-baton-p loop) loop)))
 
 (define-hot (lend-again :inline t) ((loop event-loop)) null
-  "Lend the baton of LOOP, which this thread's user code has taken back for a moment. User code that
-the watchdog has found to be late loses the loop instead."
+  "Lend the baton of LOOP, which this thread's user code has taken back for a moment. If the
+watchdog has found the user code to be late, it loses the loop instead."
   (if (= (event-loop-late-turn loop) (event-loop-turns loop))
       (leave-to-others loop)
       (lend loop))
@@ -224,7 +224,7 @@ the watchdog has found to be late loses the loop instead."
 
 (define-hot call-with-baton ((loop event-loop) (function function)) (values t boolean)
   "If this thread runs LOOP, call FUNCTION with the baton held; return its value, and whether it was
-called. User code that the watchdog has found to be late loses the loop afterwards."
+called. If the watchdog has found the user code to be late, it loses the loop afterwards."
   (sb-sys:without-interrupts
     (ecase (claim loop)
       (:held (values (funcall function) t))
@@ -232,8 +232,8 @@ called. User code that the watchdog has found to be late loses the loop afterwar
       ((nil) (values nil nil)))))
 
 (defun leave-to-others (loop)
-  "Hand LOOP over to a reserve thread, if one is available. Give up the baton of LOOP, which this
-thread's user code holds for a moment, since the user code has taken too long."
+  "Hand LOOP over to a reserve thread, if a reserve thread is available, because this thread's user
+code, which holds the baton for a moment, has taken too long."
   (setf (event-loop-late-turn loop) 0
         (event-loop-overtaken loop) t)
   (trace-event :loop :overtaken :loop loop)
@@ -289,8 +289,9 @@ within WITH-OVERTAKEN-WAITERS."
     t))
 
 (defun replace-poller (loop)
-  "Give LOOP another poller, and wake the thread that waits with the former one. If no descriptors
-are free for another poller, the threads share the poller. The caller holds the lock."
+  "Set the poller of LOOP to a new poller, and wake the thread that waits with the former poller. If
+no descriptors are free for a new poller, the threads share the former poller. Call this within
+WITH-OVERTAKEN-WAITERS."
   (let* ((old (event-loop-poller loop))
          (new (handler-case (funcall (world-make-poller (event-loop-world loop)))
                 (socket-error () nil))))
@@ -301,7 +302,7 @@ are free for another poller, the threads share the poller. The caller holds the 
       (funcall (poller-wake old) old))))
 
 (defun overtake-sleeper (loop baton)
-  "As OVERTAKE, but from a thread that waits for events."
+  "Do what OVERTAKE does, for a thread that waits for events."
   (let ((sleeper (event-loop-thread loop)))
     (with-overtaken-waiters (loop) (push sleeper (event-loop-overtaken-waiters loop)))
     (cond ((overtake loop baton)
@@ -313,8 +314,8 @@ are free for another poller, the threads share the poller. The caller holds the 
 
 (defun leave-poller (loop poller)
   "Note that this thread, which was overtaken while it waited with POLLER for events of LOOP, has
-stopped waiting. Return true if LOOP still has POLLER; else close POLLER when no other thread is
-about to wake LOOP with it."
+stopped waiting. Return true if LOOP still has POLLER; otherwise close POLLER when no other thread
+is about to wake LOOP with it."
   (multiple-value-bind (overtaken shared)
       (with-overtaken-waiters (loop)
         (values (forget-overtaken-waiter loop sb-thread:*current-thread*)
@@ -324,8 +325,8 @@ about to wake LOOP with it."
     shared))
 
 (defun close-poller (loop poller quiet)
-  "Close POLLER, of LOOP. QUIET is false if a thread that was stopped in the middle of a POST may
-still wake LOOP with POLLER. In that case the poller stays open: if it were closed, its descriptors
+  "Close POLLER, a poller of LOOP. QUIET is false if a thread that was stopped in the middle of a
+POST may still wake LOOP with POLLER. In that case POLLER stays open. Otherwise its descriptors
 might belong to other objects when that thread writes to them."
   (if quiet
       (funcall (poller-close poller) poller)
@@ -334,8 +335,8 @@ might belong to other objects when that thread writes to them."
 ;;; Asking other threads to run a loop
 
 (define-hot own-lending ((loop event-loop)) (or null baton)
-  "The baton of LOOP, which this thread has lent while it runs user code; nil if another thread runs
-LOOP."
+  "Return the baton of LOOP, which this thread has lent while it runs user code, or nil if another
+thread runs LOOP."
   (loop
     (let ((baton (event-loop-baton loop)))
       (sb-thread:barrier (:read))
@@ -347,13 +348,13 @@ LOOP."
 
 (declaim (type (or null function) *around-wait*))
 (defvar *around-wait* nil
-  "Nil, or a function that is called with each wait of this thread, itself a function; see
-CALL-RELEASING.")
+  "Nil, or a function that is called for each wait of this thread; its argument is the wait, a
+function. See CALL-RELEASING.")
 
 (defun call-releasing (release take function)
   "Call FUNCTION and return its values. If FUNCTION calls PREPARE-TO-WAIT with a WAIT, RELEASE is
 called before that wait; it releases resources for which other threads may wait. Afterwards, unless
-WAIT was in vain, TAKE is called to take them again; TAKE may wait, too."
+WAIT was in vain, TAKE is called to take them again; TAKE may wait as well."
   (declare (type function release take function))
   (let* ((outer *around-wait*)
          (*around-wait* (lambda (wait)
@@ -366,15 +367,16 @@ WAIT was in vain, TAKE is called to take them again; TAKE may wait, too."
 
 (defun prepare-to-wait (&optional wait)
   "Prepare for this thread's sleep in user code: if the thread runs a loop, make a reserve thread
-run that loop from now on. Return false if no reserve thread can; then this thread must not sleep.
-WAIT, if given, is a function that waits: call it after that, while the resources of CALL-RELEASING
-are released, and return its value, which is false if the wait was in vain."
+run that loop instead. Return false if no reserve thread can run it; then this thread must not
+sleep. WAIT, if given, is a function that waits. It is called after the preparation, while the
+resources of CALL-RELEASING are released, and its value, which is false if the wait was in vain, is
+returned."
   (and (leave-loop)
        (or (null wait)
            (funcall (or *around-wait* #'funcall) wait))))
 
 (defun leave-loop ()
-  "As PREPARE-TO-WAIT without a WAIT."
+  "Do what PREPARE-TO-WAIT does without a WAIT."
   (let* ((loop *event-loop*)
          (baton (and loop (own-lending loop))))
     (or (null baton)
@@ -385,14 +387,14 @@ are released, and return its value, which is false if the wait was in vain."
              t))))
 
 (defgeneric note-late (argument)
-  (:documentation "Note that the user code for which CALL-USER got ARGUMENT has lost the baton to
-the calling thread.")
+  (:documentation "Note that user code has lost the baton to the calling thread. ARGUMENT is the
+argument of CALL-USER for that user code.")
   (:method (argument) (declare (ignore argument)) nil))
 
 (defun request-takeover (loop baton if-busy)
   "Make a reserve thread of LOOP overtake the thread that has lent its BATON. IF-BUSY is as for
-RUN-ON-RESERVE. Return true if a reserve thread will try. The second value is the function that the
-reserve thread will call."
+RUN-ON-RESERVE. Return true if a reserve thread will try to overtake it. The second value is the
+function that the reserve thread will call."
   (let ((reserve (event-loop-reserve loop))
         (function (lambda ()
                     (with-taken-loop (loop (if (= +waiting+ (baton-state baton))
@@ -409,8 +411,8 @@ reserve thread will call."
 
 (defun request-runner (loop)
   "Make a thread of LOOP's reserve run LOOP if no thread does. If necessary start a thread beyond
-the limit, since all threads of the reserve may be waiting for LOOP. Return true if a reserve thread
-will try."
+the limit of the reserve, because all its threads may be waiting for LOOP. Return true if a reserve
+thread will try to run LOOP."
   (let ((reserve (event-loop-reserve loop)))
     (and reserve
          (run-on-reserve reserve

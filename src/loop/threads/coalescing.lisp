@@ -19,22 +19,22 @@
 (defconstant +single-sends+ 4
   "The number of messages in a row that are written one by one before coalescing begins.")
 (defconstant +burst-gap-ns+ 50000
-  "The longest time between two messages in a row. If messages are further apart, a write for each
-is cheap enough.")
+  "The maximum time in nanoseconds between two messages that count as following each other. If
+messages are further apart, a write for each message is cheap enough.")
 (defconstant +coalescing-ns+ 150000
-  "The longest time that output waits for more output, apart from the time to wake a thread, some 50
-µs.")
+  "The maximum time in nanoseconds that output waits for more output. The time to wake a thread,
+some 50 µs, is not included.")
 (defconstant +empty-looks+ 5
   "The number of checks in a row without coalesced output after which the flusher leaves.")
 
 (define-hot run-to-send ((loop event-loop) (function function)) (values t boolean)
-  "As RUN-NOW, for a FUNCTION that sends one of perhaps many messages: its output may be coalesced.
-Return two values, the first of which is FUNCTION's value."
+  "Do what RUN-NOW does, for a FUNCTION that sends a message, which may be one of many: its output
+may be coalesced. Return two values: the value of FUNCTION, and the value of RUN-NOW."
   (call-now loop function #'flush-or-coalesce))
 
 (define-hot flush-or-coalesce ((loop event-loop)) null
-  "Send the output of LOOP unless it may wait for the messages that follow. The caller has taken
-LOOP and sent a message on it."
+  "Send the output of LOOP unless it may wait for the messages that follow. Call this after taking
+LOOP and sending a message on it."
   (unless (coalesce-p loop) (flush-phase loop))
   nil)
 
@@ -66,8 +66,8 @@ that follow."
                   (>= (connection-unsent connection) +flush-octets+))))
 
 (define-hot begin-coalescing ((loop event-loop) (now nanoseconds)) boolean
-  "Coalesce the output of LOOP from NOW on and return true; return false if no flusher could send it
-in the end."
+  "Begin at NOW to coalesce the output of LOOP, and return true. Return false if no thread is
+available that could send the output later."
   (let ((driving (driving-of loop)))
     (setf (driving-coalesced-ns driving) now)
     (sb-thread:barrier (:memory))
@@ -82,8 +82,8 @@ in the end."
           nil))))
 
 (defun flush-later (loop)
-  "Send the output coalesced on LOOP once it has waited long enough, until no output has been
-coalesced for a while."
+  "Send the output that was coalesced on LOOP whenever it has waited long enough, until no output
+has been coalesced for a while."
   (let ((driving (driving-of loop)) (empty 0) (pause-ns +coalescing-ns+))
     (declare (type fixnum empty))
     (loop until (await-stop loop (ns-seconds pause-ns))
@@ -107,6 +107,7 @@ coalesced for a while."
       (plusp (compare-and-swap (driving-flusher driving) 0 1))))
 
 (defun send-coalesced (loop)
-  "Send the output coalesced on LOOP, unless another thread runs LOOP: that thread sends it."
+  "Send the output that was coalesced on LOOP, unless another thread runs LOOP, because that thread
+sends the output then."
   (with-taken-loop (loop (take loop))
     (run-briefly loop (constantly nil) #'flush-phase)))

@@ -37,7 +37,7 @@
 (in-package #:clgrpc.loop)
 
 (define-hot enter-call ((loop event-loop) (future-p boolean)) null
-  "Note that a call on LOOP begins; if FUTURE-P is true, no thread will drive LOOP for the call.
+  "Note that a call on LOOP begins. If FUTURE-P is true, no thread will drive LOOP for the call.
 From any thread."
   (let ((driving (event-loop-driving loop)))
     (when driving
@@ -66,7 +66,7 @@ it is woken and finds that LEFT-TO-DRIVE-P is true."
       (funcall function)))
 
 (defun wait-as-waiter (loop function candidate)
-  "See CALL-SERVED. LOOP is caller-driven."
+  "Do what CALL-SERVED does, for a LOOP that is caller-driven."
   (declare (type function function))
   (let ((driving (driving-of loop)))
     (with-undoing ((progn
@@ -93,7 +93,8 @@ it is woken and finds that LEFT-TO-DRIVE-P is true."
        (not (runs-loop-p))))
 
 (define-hot drivable-p ((loop event-loop)) boolean
-  "True if this thread, whose call is under way on LOOP, may run LOOP when no other thread does."
+  "True if this thread, which has a call under way on LOOP, may run LOOP when no other thread runs
+it."
   (let ((driving (event-loop-driving loop)))
     (and driving
          (= 1 (driving-calls driving))
@@ -139,7 +140,8 @@ candidate, a thread that has just been woken."
                       (not (inbox-empty-p (event-loop-inbox loop)))))))))
 
 (define-hot work-left-p ((loop event-loop)) boolean
-  "True if LOOP, a caller-driven one, has work to do at once; coalesced output does not count."
+  "True if LOOP, which is caller-driven, has work that is due now. Coalesced output does not count
+as work."
   (or (plusp (event-loop-ready-count loop))
       (and (plusp (event-loop-dirty-count loop))
            (zerop (driving-coalesced-ns (driving-of loop))))
@@ -150,9 +152,9 @@ candidate, a thread that has just been woken."
   (< (timer-wheel-earliest-ns (event-loop-wheel loop)) **next-look-ns**))
 
 (define-hot step-back ((loop event-loop)) null
-  "Give up the baton of LOOP, a caller-driven loop, which this thread holds. If work is left, or a
-waiter relies on another thread, a reserve thread takes the baton over or, if only the candidate
-waits, the candidate does."
+  "Give up the baton of LOOP, a caller-driven loop; this thread must hold it. If work is left, or a
+waiter relies on another thread, a reserve thread takes the baton over; if only the candidate waits,
+the candidate takes it over instead."
   (let ((driving (driving-of loop))
         (work (or (work-left-p loop) (event-loop-blind loop))))
     (setf (driving-served driving) nil
@@ -178,8 +180,8 @@ waits, the candidate does."
   "Run LOOP if it is caller-driven, no thread runs it, its only call is the call of this thread, and
 this thread runs no other loop. Run LOOP until (DONE-P ARGUMENT) is true, another thread needs LOOP,
 or user code of ARGUMENT, a call, loses LOOP. Return false if LOOP was not run. An interrupt (C-c)
-is handled only in user code and while waiting for events. When LOOP is lost a reserve thread runs
-it, and this thread, if it continues, waits in another way."
+is handled only in user code and while waiting for events. When LOOP is lost, a reserve thread runs
+it; if this thread continues, it waits in another way."
   (and (drivable-p loop)
        (with-taken-loop (loop (take loop))
          (block driving
@@ -222,10 +224,10 @@ drove LOOP and waited for events. Return if the user continues the call."
 
 (define-hot drive-on ((loop event-loop) (done-p function) argument) boolean
   "If this thread runs LOOP and is in user code now, continue to run LOOP, so that no other thread
-has to take it over. Stop when (DONE-P ARGUMENT) is true; when other user code is due, since it
-would have to wait until this code returns; or when another thread posts, because handlers on other
-threads need a thread that only runs the loop. Return false if this thread does not run LOOP, or
-LOOP belongs to a simulated world."
+must take it over. Stop in three cases: when (DONE-P ARGUMENT) is true; when other user code is due,
+because it would have to wait until this code returns; and when another thread posts, because
+handlers on other threads need a thread that only runs the loop. Return false if this thread does
+not run LOOP, or LOOP belongs to a simulated world."
   (sb-sys:without-interrupts
     (when (and (not (world-wait (event-loop-world loop)))
                (eq :lent (claim loop)))
@@ -249,7 +251,7 @@ LOOP belongs to a simulated world."
   nil)
 
 (define-hot not-for-driver-p ((loop event-loop) (argument t)) boolean
-  "True if this thread, which runs LOOP, drives it for another call than ARGUMENT. In that case the
+  "True if this thread, which runs LOOP, drives it for a call other than ARGUMENT. In that case the
 driver will leave LOOP to a reserve thread, which may run user code of ARGUMENT."
   (let ((driving (event-loop-driving loop)))
     (and driving
@@ -260,19 +262,20 @@ driver will leave LOOP to a reserve thread, which may run user code of ARGUMENT.
 ;;; Running something on a loop at once
 
 (define-hot run-now ((loop event-loop) (function function)) boolean
-  "Call FUNCTION, without arguments, on LOOP and return true if this thread runs LOOP, or if LOOP is
-caller-driven and no thread runs it. From any thread."
+  "If this thread runs LOOP, or if LOOP is caller-driven and no thread runs it, call FUNCTION,
+without arguments, on LOOP and return true. Otherwise return false. From any thread."
   (nth-value 1 (call-now loop function #'flush-phase)))
 
 (define-hot run-or-post ((loop event-loop) (function function)) boolean
-  "Call FUNCTION, without arguments, on LOOP: by RUN-NOW if that is possible, else by POST. Return
-false if LOOP has stopped. From any thread."
+  "Call FUNCTION, without arguments, on LOOP, by RUN-NOW if possible, else by POST. Return false if
+LOOP has stopped. From any thread."
   (or (run-now loop function)
       (post loop function)))
 
 (define-hot call-now ((loop event-loop) (function function) (flush function)) (values t boolean)
-  "See RUN-NOW. If this thread had to take LOOP for FUNCTION, it then calls FLUSH, a function of
-LOOP, to send the output of FUNCTION. Return two values: the value of FUNCTION and that of RUN-NOW."
+  "Do what RUN-NOW does. If this thread had to take LOOP for FUNCTION, it then calls FLUSH, a
+function of LOOP, to send the output of FUNCTION. Return two values: the value of FUNCTION, and the
+value of RUN-NOW."
   (multiple-value-bind (value done) (call-with-baton loop function)
     (cond (done (values value t))
           ((and (event-loop-driving loop)
@@ -284,16 +287,17 @@ LOOP, to send the output of FUNCTION. Return two values: the value of FUNCTION a
           (t (values nil nil)))))
 
 (defconstant +unwatched-ns+ 100000
-  "If no thread has fetched a loop's events for this time, a thread that takes the loop first
-fetches them: a peer may have closed its connection, and a call on that connection would be lost.
-This costs one system call.")
+  "If no thread has fetched a loop's events for this time in nanoseconds, a thread that takes the
+loop first fetches them, which costs a system call. Otherwise a peer might have closed its
+connection, and a call on that connection would be lost.")
 
 (defconstant +looks+ 4
-  "The most times that a thread that takes such an unwatched loop reads each connection.")
+  "The maximum number of times that a thread reads each connection of such an unwatched loop when it
+takes the loop.")
 
 (define-hot look-after ((loop event-loop)) null
-  "Read the input that has arrived for LOOP while no thread ran it, unless a thread has just read
-it. So nothing is written to a connection that has ended meanwhile."
+  "Read the input that has arrived for LOOP while no thread ran it, unless a thread has read it
+within +UNWATCHED-NS+. This avoids writing to a connection that has ended meanwhile."
   (when (< +unwatched-ns+ (- (event-loop-now loop) (event-loop-flushed-at loop)))
     (note-events loop (fetch-events loop 0))
     ;; the end of a connection is read after the octets before it
@@ -305,9 +309,9 @@ it. So nothing is written to a connection that has ended meanwhile."
   nil)
 
 (define-hot run-briefly ((loop event-loop) (function function) (flush function)) t
-  "Call FUNCTION on LOOP, whose baton this thread has just taken, then FLUSH with LOOP, and step
-back. Return the value of FUNCTION. Due timers run first: a thread that calls this often enough may
-be the only one that ever runs LOOP."
+  "Call FUNCTION on LOOP, whose baton this thread has taken before, then FLUSH with LOOP, and step
+back. Return the value of FUNCTION. Due timers run first, because a thread that calls this often may
+be the only thread that ever runs LOOP."
   (unwind-protect
        (progn (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
               (look-after loop)

@@ -12,14 +12,14 @@
 (in-package #:clgrpc.loop)
 
 (defvar *unguarded* nil
-  "The condition that is signalled to the handlers outside of all GUARDING, or nil.")
+  "The condition that is being signalled to the handlers outside of all GUARDING forms, or nil.")
 
 (defconstant +logged-errors+ 10
-  "The most errors that each place logs in a second.")
+  "The maximum number of errors that each place logs in a second.")
 
 (defstruct (errors (:constructor make-errors ()) (:copier nil))
-  "The errors that a place has logged lately. If several threads change this structure at once, a
-count may be lost."
+  "The counts of errors that a place has logged lately. If several threads change this structure at
+once, a count may be lost."
   (since-ns 0 :type nanoseconds)        ; the beginning of the second in which LOGGED counts
   (logged 0 :type fixnum)               ; how many conditions were logged since SINCE-NS
   (unlogged 0 :type fixnum))            ; how many conditions were not logged since the last logged
@@ -47,7 +47,7 @@ count may be lost."
 
 (defun guarded-p (condition)
   "True if a guard against errors handles CONDITION. A guard does not handle C-c, which is for the
-debugger, or a condition for handlers outside of the guard."
+debugger, nor a condition that is signalled for handlers outside of the guard."
   (not (or (eq condition *unguarded*)
            (typep condition 'sb-sys:interactive-interrupt))))
 
@@ -65,14 +65,15 @@ return NIL and the condition."
          (values (progn ,@body) nil)))))
 
 (defun pass-timeout (timeout)
-  "Let the handlers outside of all guards have TIMEOUT, an SB-EXT:TIMEOUT; return if no handler
+  "Signal TIMEOUT, an SB-EXT:TIMEOUT, to the handlers outside of all guards; return if no handler
 takes it."
   (let ((*unguarded* timeout)) (signal timeout)))
 
 (defmacro passing-timeouts (&body body)
-  "Do BODY, a user's function within a guard, and return its values. If the time of a WITH-TIMEOUT
-around the thread's code ends meanwhile, the function has made no error: the timeout is signalled to
-the handlers outside of all guards, and counts as an error only if none of them handles it."
+  "Do BODY, a user's function within a guard, and return its values. The time of a WITH-TIMEOUT
+around the thread's code may end meanwhile, which is not an error of the function. Therefore the
+timeout is signalled to the handlers outside of all guards, and counts as an error only if none of
+them handles it."
   `(handler-bind ((sb-ext:timeout #'pass-timeout)) ,@body))
 
 (defmacro guarding ((event &rest plist) &body body)

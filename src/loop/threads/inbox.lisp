@@ -18,7 +18,8 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +longest-wake-ns+ +ns-per-second+
-  "How long NO-WAKER-LEFT-P waits for threads that may be about to wake the consumer.")
+  "The time in nanoseconds that NO-WAKER-LEFT-P waits for threads that may be about to wake the
+consumer.")
 
 (defstruct (inbox (:constructor make-inbox ()) (:copier nil))
   "A queue from many threads to one."
@@ -34,9 +35,9 @@
   make-inbox "Return an empty, open inbox.")
 
 (define-hot push-inbox ((inbox inbox) (item t)) (member nil t :closed)
-  "Append ITEM to INBOX. Return true if the consumer sleeps: then the caller must wake the consumer
-and call CONFIRM-WAKE. Return :CLOSED, without putting ITEM, if INBOX is closed. From any thread,
-with interrupts off during the whole call."
+  "Append ITEM to INBOX. Return true if the consumer sleeps; the caller must then wake the consumer
+and call CONFIRM-WAKE. Return :CLOSED, without appending ITEM, if INBOX is closed. From any thread.
+Interrupts must be off during the whole call."
   (let ((cell (list item)))
     (loop
       (let ((head (inbox-head inbox)))
@@ -47,7 +48,8 @@ with interrupts off during the whole call."
                        (become-waker inbox))))))))
 
 (define-hot become-waker ((inbox inbox)) boolean
-  "True if this thread, of all that found the consumer asleep, must wake it."
+  "Return true if this thread must wake the consumer, because it is the first of the threads that
+found it asleep."
   (atomic-incf (inbox-wakers inbox))
   (or (= 1 (compare-and-swap (inbox-asleep inbox) 1 0))
       (confirm-wake inbox)))
@@ -63,13 +65,13 @@ PUSH-INBOX, calls this."
   (and (not (consp (inbox-head inbox))) (null (inbox-arrived inbox))))
 
 (define-hot (rouse-inbox :inline t) ((inbox inbox)) null
-  "Note that the consumer is awake. By the consumer."
+  "Note that the consumer is awake. Only the consumer may call this."
   (setf (inbox-asleep inbox) 0)
   nil)
 
 (define-hot (doze-inbox :inline t) ((inbox inbox)) boolean
-  "Note that the consumer is about to sleep. Return true if the consumer may sleep, since INBOX is
-empty; otherwise the consumer counts as awake. By the consumer."
+  "Note that the consumer is about to sleep. Return true if the consumer may sleep, because INBOX is
+empty; otherwise the consumer counts as awake. Only the consumer may call this."
   (setf (inbox-asleep inbox) 1)
   (sb-thread:barrier (:memory))
   (or (inbox-empty-p inbox)
@@ -89,7 +91,7 @@ empty; otherwise the consumer counts as awake. By the consumer."
         (return nil)))))
 
 (define-hot drain-items ((inbox inbox) (function function)) null
-  "As DRAIN-INBOX, for an INBOX that has items."
+  "Do what DRAIN-INBOX does, for an INBOX that has items."
   (take-arrivals inbox nil)
   (loop while (inbox-arrived inbox)
         until (eq :enough (funcall function (pop (inbox-arrived inbox))))))
@@ -97,13 +99,13 @@ empty; otherwise the consumer counts as awake. By the consumer."
 (define-hot (drain-inbox :inline t) ((inbox inbox) (function function)) null
   "Call FUNCTION with each item that is in INBOX now, the oldest first, until it returns :ENOUGH;
 items pushed meanwhile wait. If FUNCTION exits non-locally, or returns :ENOUGH, the next drain
-begins with the next item. By the consumer."
+begins with the next item. Only the consumer may call this."
   (unless (inbox-empty-p inbox) (drain-items inbox function)))
 
 (defun close-inbox (inbox)
-  "Make INBOX refuse items from now on; the items in it can still be drained. Return true if no
-thread is about to wake the consumer; false if one still is after +LONGEST-WAKE-NS+. By the
-consumer."
+  "Close INBOX, so that it refuses further items; the items in it can still be drained. Return true
+if no thread is about to wake the consumer, and false if a thread still is after +LONGEST-WAKE-NS+.
+Only the consumer may call this."
   (take-arrivals inbox :closed)
   (rouse-inbox inbox)
   (no-waker-left-p inbox))

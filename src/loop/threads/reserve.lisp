@@ -65,10 +65,10 @@
 (defglobal **exiting** nil)
 
 (defun note-exit ()
-  "Stop starting threads, since the process is about to end. When the process exits, SBCL ends all
-threads. Otherwise the unwinding of a loop would start a new thread to run it, and the process would
-wait a minute for that thread. The end of a reserve thread would also start another thread for a
-function that waits."
+  "Stop starting threads, because the process is about to exit and SBCL is about to end all threads.
+Otherwise the unwinding of a loop would start a new thread to run it, and the process would wait a
+minute for that thread. The end of a reserve thread would also start another thread for a function
+that waits."
   (setf **exiting** t))
 
 (pushnew 'note-exit sb-ext:*exit-hooks*)
@@ -76,8 +76,8 @@ function that waits."
 (defun make-reserve (&key (threads (option-default :reserve-threads))
                        (queue (option-default :reserve-queue))
                        (idle-seconds (option-default :reserve-idle-seconds)))
-  "Return a reserve of up to THREADS threads, with room for QUEUE functions that wait for one. A
-thread that has had nothing to do for IDLE-SECONDS ends; in a simulated world it ends at once."
+  "Return a reserve of up to THREADS threads, with room for QUEUE functions that wait for a thread.
+A thread that has had nothing to do for IDLE-SECONDS ends; in a simulated world it ends at once."
   (%make-reserve threads queue (if (simulated-p) 0 idle-seconds)))
 
 (defun reserve-thread-count (reserve)
@@ -91,7 +91,7 @@ thread that has had nothing to do for IDLE-SECONDS ends; in a simulated world it
 ;;; Assigning work to threads; LOCK is held
 
 (defun free-threads (reserve)
-  "The number of threads that quotas may still get; zero or less means that they get none."
+  "The number of threads that quotas may still get. Zero or less means that they get no thread."
   (- (max-threads reserve) (ash (reserve-limit reserve) -4) (reserve-busy reserve)
      (reserve-held reserve)))
 
@@ -100,7 +100,7 @@ thread that has had nothing to do for IDLE-SECONDS ends; in a simulated world it
   (- (reserve-max-queue reserve) (quota-waiting (reserve-root reserve))))
 
 (defun assign (reserve function quota)
-  "Give FUNCTION of QUOTA to an idle thread and return true. If no thread is idle, count one more
+  "Assign FUNCTION of QUOTA to an idle thread and return true. If no thread is idle, count one more
 thread and return :START; the caller must start this thread."
   (note-running quota 1)
   (incf (reserve-busy reserve))
@@ -147,13 +147,13 @@ thread nor a place in the queue is free."
 (defun run-on-reserve (reserve function &key (if-busy :queue) (quota (reserve-root reserve))
                                           takeover)
   "Call FUNCTION, without arguments, on a thread of RESERVE. An error in FUNCTION is logged. IF-BUSY
-is the action to take if QUOTA may have no thread now: :QUEUE puts FUNCTION into the queue if there
-is room; :INSIST queues it even without room, and even if QUOTA has the most functions that it may
-have; :FIRST queues it before all others, even without room; :EXCEED starts a thread beyond the
-limit; :REFUSE does nothing. Return :QUEUED if FUNCTION waits for a thread, another true value if it
-gets one. Return false as the first value if FUNCTION will not be called, for instance because
-RESERVE is closed; the second value is :QUOTA if QUOTA has the most functions that it may have.
-TAKEOVER is true if FUNCTION takes a loop over. From any thread."
+is the action to take if QUOTA may have no thread now: :QUEUE puts FUNCTION into the queue if it has
+room. :INSIST queues it even without room, and even if QUOTA has its maximum number of functions.
+:FIRST queues it before all others, even without room. :EXCEED starts a thread beyond the limit.
+:REFUSE does nothing. Return :QUEUED if FUNCTION waits for a thread, and another true value if it
+gets a thread. Return false as the first value if FUNCTION will not be called, for instance because
+RESERVE is closed; the second value is :QUOTA if QUOTA has its maximum number of functions. TAKEOVER
+is true if FUNCTION takes a loop over. From any thread."
   (declare (type function function))
   (sb-sys:without-interrupts            ; a thread that was counted must be started
     (multiple-value-bind (place reason)
@@ -164,11 +164,11 @@ TAKEOVER is true if FUNCTION takes a loop over. From any thread."
           (values place reason)))))
 
 (defun run-holding (reserve quota function)
-  "Call FUNCTION on a thread of RESERVE when QUOTA may have one, and hold the thread: no waiting
-function gets it. The argument of FUNCTION is a function RELEASE of a function USE. RELEASE gives
-the thread up, calls USE, and then, even if USE unwinds, lets a waiting function have the thread if
-it is still free. If FUNCTION unwinds, the thread is given up. Return false if FUNCTION will not be
-called. From any thread."
+  "Call FUNCTION on a thread of RESERVE when QUOTA may have a thread, and hold the thread, so that
+no waiting function gets it. The argument of FUNCTION is a function RELEASE of a function USE.
+RELEASE gives the thread up and calls USE. Then, even if USE unwinds, it gives the thread to a
+waiting function if the thread is still free. If FUNCTION unwinds, the thread is given up. Return
+false if FUNCTION will not be called. From any thread."
   (let ((held nil))                     ; guarded by the lock
     (flet ((hold ()
              (sb-thread:with-mutex ((reserve-lock reserve))
@@ -209,9 +209,9 @@ that user code has returned. From any thread."
       (when quota (note-late-running quota change)))))
 
 (defun count-runner (reserve change function)
-  "Call FUNCTION with the lock held. If it returns true, let RESERVE have CHANGE more threads: 1 if
-a reserve thread runs a loop that the loop's own thread has left, -1 if that loop has stopped. From
-any thread."
+  "Call FUNCTION with the lock held. If it returns true, raise the number of threads that RESERVE
+may have by CHANGE: 1 if a reserve thread runs a loop that the loop's own thread has left, -1 if
+that loop has stopped. From any thread."
   (declare (type function function))
   (sb-sys:without-interrupts            ; the changes by FUNCTION and of the count are one step
     (when (sb-thread:with-mutex ((reserve-lock reserve))
@@ -220,7 +220,7 @@ any thread."
       (start-waiting reserve))))
 
 (defun leave-reserve (reserve quota &key function)
-  "Drop the functions that wait in QUOTA, which has no children; if FUNCTION is given, only
+  "Drop the functions that wait in QUOTA, which has no children. If FUNCTION is given, drop only
 FUNCTION, if it still waits. The functions' places in the queue become free. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (if function
@@ -254,7 +254,7 @@ FUNCTION, if it still waits. The functions' places in the queue become free. Fro
       (:no-error (thread) (declare (ignore thread)) t))))
 
 (defun work (reserve worker)
-  "The work of a thread of RESERVE: call the functions of WORKER."
+  "Do the work of a thread of RESERVE, which is to call the functions of WORKER."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (push sb-thread:*current-thread* (reserve-threads reserve)))
   (unwind-protect
@@ -279,8 +279,8 @@ FUNCTION, if it still waits. The functions' places in the queue become free. Fro
     (os:protect-stack-end)))            ; user code may have exhausted the stack
 
 (defun next-function (reserve worker)
-  "Give WORKER, which has returned from its function, a waiting function that may run, or make it
-idle. Return true if functions still wait."
+  "Assign a waiting function that may run to WORKER, which has returned from its function, or make
+WORKER idle. Return true if functions still wait."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (let ((root (reserve-root reserve)))
       (unassign reserve (shiftf (worker-quota worker) nil))
@@ -312,7 +312,7 @@ idle. Return true if functions still wait."
 
 (defun await-function (reserve worker)
   "Wait until WORKER, which is idle, gets a function; if no function arrives in time, remove WORKER
-from the idle ones."
+from the idle workers."
   (let ((end (notice-end (reserve-idle-seconds reserve))))
     (sb-thread:with-mutex ((reserve-lock reserve))
       (loop until (or (worker-function worker) (reserve-closed reserve))
@@ -323,8 +323,8 @@ from the idle ones."
         (setf (reserve-idle reserve) (delete worker (reserve-idle reserve)))))))
 
 (defun enlist (reserve)
-  "Make this thread one of RESERVE's, even beyond its limit, until it has been idle for long enough
-or RESERVE is closed."
+  "Make this thread a thread of RESERVE, even beyond its limit, until it has been idle for long
+enough or RESERVE is closed."
   (let* ((root (reserve-root reserve))
          (worker (make-worker :function (constantly nil) :quota root)))
     (when (sb-thread:with-mutex ((reserve-lock reserve))
@@ -335,8 +335,8 @@ or RESERVE is closed."
       (work reserve worker))))
 
 (defun close-reserve (reserve timeout-seconds)
-  "Accept no more functions, and wait, at most TIMEOUT-SECONDS, until those accepted before, and
-with them all threads, have ended. Return true if all have ended. A thread whose function has not
+  "Accept no more functions. Wait, at most TIMEOUT-SECONDS, until the functions that were accepted
+before, and all threads, have ended. Return true if all have ended. A thread whose function has not
 returned by then remains until the function returns. Do not call this in a thread of RESERVE."
   (let* ((end (notice-end timeout-seconds))
          (ended (sb-thread:with-mutex ((reserve-lock reserve))

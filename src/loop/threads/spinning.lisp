@@ -30,19 +30,19 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +spin-ns+ 24000
-  "The time after which a loop that spins sleeps; it is about the cost of sleeping and being
-woken.")
+  "The time in nanoseconds after which a loop stops spinning and sleeps. It is about the time that
+sleeping and waking up cost.")
 (defconstant +trial-ns+ 50000
-  "The time for which a caller spins in a trial, or a loop spins after a failed spin: the peer may
-have to be woken first.")
+  "The time in nanoseconds for which a caller spins in a trial, or a loop spins after a failed spin.
+It is longer because the peer may have to be woken first.")
 (defconstant +answer-ns+ 100000
-  "The time for which a loop spins because a caller of its process has begun a trial: that caller
-may still sleep in the first wait of its trial.")
+  "The time in nanoseconds for which a loop spins because a caller of its process has begun a trial.
+It is longer because that caller may still sleep in the first wait of its trial.")
 (defconstant +answers+ 4
   "The number of waits in a row through which a loop spins because of a caller's trial, unless one
 of these waits is longer.")
 (defconstant +longest-look-ns+ 5000
-  "The longest time that a look takes unless another thread interrupts it.")
+  "The maximum time in nanoseconds that a look takes if no other thread interrupts it.")
 (defconstant +trials+ 192
   "The number of waits in a row through which a caller spins in a trial, unless the trial fails.")
 (defconstant +steady+ 8
@@ -53,18 +53,18 @@ possible.")
 (defconstant +first-balance+ 16
   "The balance with which a loop begins to spin.")
 (defconstant +most-balance+ 64
-  "The highest balance: a loop that has spun well for long stops after 64 pairs of a short and a
-long wait.")
+  "The maximum balance. With this balance a loop that has spun well for long stops after 64 pairs of
+a short and a long wait.")
 (defconstant +failure-cost+ 2
   "The number by which a wait that was too long lowers the balance; a wait that spinning shortened
 raises the balance by 1.")
 (defconstant +least-pause+ 16
-  "The least number of waits that a loop sleeps through between two trials.")
+  "The minimum number of waits between two trials in which a loop sleeps.")
 (defconstant +longest-pause+ 128
-  "The longest pause between trials, in waits, of a loop with a thread of its own: fewer than
+  "The maximum pause between trials, in waits, of a loop that has its own thread. It is shorter than
 +TRIALS+.")
 (defconstant +longest-driven-pause+ 8192
-  "The longest pause between trials, in waits, of a loop that a caller drives. While the caller
+  "The maximum pause between trials, in waits, of a loop that a caller drives. While the caller
 spins, this is also the pause between the trials that it makes other loops begin.")
 (defconstant +smaller+ 16
   "A caller begins its next trial after this many sends in a row that are much smaller than the
@@ -100,15 +100,15 @@ next trial begins soon.")
 (sb-ext:define-load-time-global **callers-trials** 0) ; trials begun by callers; atomic
 
 (defun make-spin-state-if-useful ()
-  "A spin state, or nil for a loop that never spins."
+  "Return a spin state, or nil if the loop must never spin."
   (and (not (simulated-p))
        (<= 2 (os:processor-limit))
        (make-spin-state)))
 
 (define-hot forget-trials ((spin-state spin-state)) null
   "Stop spinning and end a trial under way, because an event comes from another source. The pause
-between trials remains: otherwise occasional events of another source would cause failing trials for
-ever. If spinning was useful until now, the next trial begins soon."
+between trials remains, because otherwise occasional events of another source would cause failing
+trials for ever. If spinning was useful until now, the next trial begins soon."
   (when (= +wins+ (spin-state-wins spin-state))
     (setf (spin-state-wins spin-state) 0
           (spin-state-pause spin-state) +least-pause+
@@ -135,9 +135,9 @@ is 0."
 
 (define-hot (renew-trial :inline t) ((spin-state spin-state)) null
   "Make the loops of the process begin a trial now and then while a caller, whose loop has
-SPIN-STATE, spins: a peer that is woken on the caller's processor answers at once, but its own
-trials fail, since the caller does not run meanwhile. The kernel moves the caller or the peer to
-another processor while the peer spins for long."
+SPIN-STATE, spins. A peer that is woken on the caller's processor answers at once, but its own
+trials fail, because the caller does not run meanwhile. When the peer spins for long, the kernel
+moves the caller or the peer to another processor."
   (cond ((plusp (spin-state-left spin-state)) (decf (spin-state-left spin-state)))
         (t (setf (spin-state-left spin-state) +longest-driven-pause+)
            (sb-ext:atomic-incf **callers-trials**)))
@@ -156,8 +156,8 @@ fewer octets than those of the last trial, end the pause."
 (define-hot spin-time-ns
             ((spin-state spin-state) (driven boolean) (octets (unsigned-byte 40)))
     (integer 0 100000)
-  "The time for which the wait that begins now may spin. DRIVEN is true if a caller drives the loop;
-the loop has sent OCTETS since its last wait."
+  "Return the time in nanoseconds for which the wait that begins now may spin. DRIVEN is true if a
+caller drives the loop; the loop has sent OCTETS since its last wait."
   (cond ((= +credit+ (spin-state-credit spin-state))
          (when driven (renew-trial spin-state))
          +spin-ns+)

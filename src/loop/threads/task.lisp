@@ -13,9 +13,10 @@
 (in-package #:clgrpc.loop)
 
 (define-hot (defer :inline t) ((loop event-loop) (function function) (argument t)) null
-  "Call FUNCTION with ARGUMENT after the reading of this turn or, if that is over, in the next turn.
-Deferred functions are called in order. But functions deferred for newcomers, the connections that
-are read in the middle of a long turn, run before older functions. On the loop."
+  "Call FUNCTION with ARGUMENT after the reading phase of this turn or, if that phase is over, in
+the next turn. Deferred functions are called in order, with one exception: functions deferred for
+newcomers, the connections that are read in the middle of a long turn, run before older functions.
+On the loop."
   (let ((ring (event-loop-ring loop))
         (count (event-loop-ring-count loop)))
     (declare (type simple-vector ring))
@@ -33,12 +34,12 @@ EVENT-LOOP-NOW. From any thread."
   (funcall (event-loop-clock loop)))
 
 (defconstant +reading-ns+ 2000000
-  "The age of the turn up to which a connection's input is processed. A read may hold 7,000
-requests, and the peers of other connections should not wait for all of them.")
+  "The age of the turn in nanoseconds up to which a connection's input is processed. A read may
+return 7,000 requests, and the peers of other connections should not wait for all of them.")
 
 (define-hot turn-long-p ((loop event-loop)) boolean
-  "True if the turn of LOOP has taken so long that the rest of a connection's input is left for the
-next turn. Read the clock."
+  "Return true if the turn of LOOP has taken so long that the rest of a connection's input is left
+for the next turn. This reads the clock."
   (< +reading-ns+ (- (read-clock loop) (event-loop-now loop))))
 
 (define-hot queue-function ((function-queue function-queue) (function function) (argument t)) null
@@ -67,7 +68,8 @@ true if there were any."
     (plusp i)))
 
 (define-hot (run-early-functions :inline t) ((loop event-loop)) null
-  "Run the functions of CALL-BEFORE-FLUSH: output of LOOP is about to be sent, or its turn ends."
+  "Run the functions of CALL-BEFORE-FLUSH, because output of LOOP is about to be sent, or its turn
+ends."
   (let ((function-queue (event-loop-early loop)))
     (when (plusp (function-queue-count function-queue)) (run-queued-functions loop function-queue)))
   nil)
@@ -79,12 +81,12 @@ code, and must not call functions of the loop. Only the thread that holds the ba
 
 (define-hot call-before-flush ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT before output of any connection is sent next, or at the end of the
-turn if no output is sent. FUNCTION and the thread are as for CALL-LAST."
+turn if no output is sent. The restrictions on FUNCTION and on the thread are those of CALL-LAST."
   (queue-function (event-loop-early loop) function argument))
 
 (defconstant +again-ns+ +ns-per-second+
-  "The time after which a lasting timer runs again if its function has failed; the time doubles with
-each failure in a row.")
+  "The time in nanoseconds after which a lasting timer rings again if its function has failed. The
+time doubles with each failure in a row.")
 (defconstant +longest-again-ns+ (* 64 +ns-per-second+))
 
 (defstruct (lasting-function (:copier nil) (:predicate nil))
@@ -114,17 +116,16 @@ each failure in a row.")
                      (min +longest-again-ns+ (* 2 again-ns))))))))
 
 (defun make-lasting-timer (loop function argument)
-  "Return a timer like MAKE-TIMER, for the wheel of LOOP, whose FUNCTION is called again if it
-fails, as for a FUNCTION that starts the timer again. If FUNCTION signals an error and leaves the
-timer idle, the timer runs again after a while."
+  "Return a timer like MAKE-TIMER, for the wheel of LOOP, for a FUNCTION that starts the timer
+again. If FUNCTION signals an error and leaves the timer idle, the timer rings again after a while."
   (declare (type function function))
   (let ((lasting (make-lasting-function :loop loop :function function :argument argument)))
     (setf (lasting-function-timer lasting) (make-timer #'call-lasting-function lasting))))
 
 (defun call-after-closing (loop function)
-  "Register FUNCTION, which is called with LOOP at the end of a turn, as by CALL-LAST, for each
-connection of LOOP that has been closed. A function that is registered twice is called once for each
-connection. On the loop, or before it is started."
+  "Register FUNCTION. For each connection of LOOP that has been closed it is called with LOOP at the
+end of a turn, as by CALL-LAST; it is called once, even if it is registered twice. On the loop, or
+before it is started."
   (pushnew function (event-loop-after-closing loop))
   nil)
 

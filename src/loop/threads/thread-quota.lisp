@@ -29,8 +29,9 @@
 
 (defstruct (quota (:constructor make-quota (&key parent (weight 1) (kept 0) (most (ash 1 30))))
                   (:copier nil))
-  "A limit of a reserve's threads and of the places in its queue. The limit is a dynamic threshold,
-not a fixed number: it falls as fewer threads, or places, are free."
+  "A limit of the threads of a reserve and of the places in its queue that a group of functions may
+use. The limit is a dynamic threshold, not a fixed number. It falls as fewer threads, or places, are
+free."
   (parent nil :type (or null quota) :read-only t) ; the parent of this quota, or nil
   ;; the quota may have another thread or place while its number is at most
   ;; WEIGHT × (free number − KEPT)
@@ -60,8 +61,8 @@ not a fixed number: it falls as fewer threads, or places, are free."
          do (progn ,@body)))
 
 (defun child-free (quota count free)
-  "The number of further items that QUOTA, which has COUNT, may have, if its parent may have FREE
-further items. Zero or less means none."
+  "Return the number of further items that QUOTA, which has COUNT items, may have, if its parent may
+have FREE further items. Zero or less means that it may have none."
   (declare (type index count) (type fixnum free))
   (let* ((weight (quota-weight quota))
          (room (- (* weight (- free (quota-kept quota))) count)))
@@ -71,8 +72,8 @@ further items. Zero or less means none."
           (t 0))))
 
 (defun free-for (quota reader free)
-  "How many more items QUOTA may have, by the rule for QUOTA and all its ancestors, if FREE items
-are free in all. READER returns how many a quota has."
+  "Return the number of further items that QUOTA may have, by the rule for QUOTA and all its
+ancestors, if the reserve has FREE free items. READER returns the number of items of a quota."
   (declare (type function reader))
   (if (quota-parent quota)
       (child-free quota (funcall reader quota) (free-for (quota-parent quota) reader free))
@@ -82,7 +83,7 @@ are free in all. READER returns how many a quota has."
   (plusp (free-for quota reader free)))
 
 (defun quota-full-p (quota)
-  "True if QUOTA has the most functions that may run or wait together."
+  "True if QUOTA has the maximum number of functions that may run or wait together."
   (<= (quota-most quota) (+ (quota-running quota) (quota-waiting quota))))
 
 (defun enqueue-function (quota function)
@@ -95,13 +96,13 @@ are free in all. READER returns how many a quota has."
       (enqueue ancestor (quota-items (quota-parent ancestor))))))
 
 (defun enqueue-before-all (root function)
-  "Queue FUNCTION in ROOT ahead of all others."
+  "Queue FUNCTION in ROOT before all other functions."
   (enqueue-first function (quota-items root))
   (incf (quota-waiting root)))
 
 (defun dequeue-function (quota free)
   "Remove the next function of QUOTA, which may have FREE more threads; return two values, the
-function and the quota in which it waited, or nil."
+function and the quota in which it waited, or nil if no function may run."
   (loop with passed-over = nil
         for item = (first (fifo-items (quota-items quota)))
         until (or (null item) (eq item passed-over))
@@ -120,7 +121,7 @@ function and the quota in which it waited, or nil."
                (return (values function owner))))))
 
 (defun withdraw-function (quota function)
-  "Remove FUNCTION from QUOTA if it waits there, so that its place is free."
+  "If FUNCTION waits in QUOTA, remove it, so that its place becomes free."
   (let ((items (quota-items quota)))
     (when (member function (fifo-items items) :test #'eq)
       (remove-from-fifo function items)
@@ -133,13 +134,13 @@ function and the quota in which it waited, or nil."
     (do-ancestors (ancestor quota) (decf (quota-waiting ancestor) count))))
 
 (defun note-running (quota change)
-  "Note that a function of QUOTA begins to run, with 1 for CHANGE, or has ended, with -1."
+  "Note that a function of QUOTA begins to run, if CHANGE is 1, or has ended, if CHANGE is -1."
   (declare (type (member 1 -1) change))
   (do-ancestors (ancestor quota) (incf (quota-running ancestor) change)))
 
 (defun note-late-running (quota change)
-  "With 1 for CHANGE, note that user code of QUOTA that began on a loop has lost the loop and
-occupies a thread; with -1, that it has returned. The root has counted the thread."
+  "If CHANGE is 1, note that user code of QUOTA that began on a loop has lost the loop and occupies
+a thread; if it is -1, note that this user code has returned. The root has counted the thread."
   (declare (type (member 1 -1) change))
   (do-ancestors (ancestor quota)
     (when (quota-parent ancestor) (incf (quota-running ancestor) change))))

@@ -16,49 +16,52 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +flush-interval-ns+ 200000
-  "The time after which output is sent in a long turn.")
+  "The time in nanoseconds after which output is sent in a long turn.")
 (defconstant +hold-ns+ 5000000
-  "The time that output that reading has caused waits for the answers in the middle of a turn.")
+  "The time in nanoseconds that output, if reading has caused it, waits in the middle of a turn for
+the answers to calls.")
 (defconstant +longest-wait-ns+ (* 3600 +ns-per-second+)
-  "The longest wait of the loop for events, although timers may be due much later.")
+  "The maximum time in nanoseconds of a wait for events. Timers may be due much later.")
 (defconstant +inbox-ns+ 2000000
-  "The time in a turn for posted functions: threads may post a hundred thousand at once.")
+  "The time in nanoseconds that a turn spends on posted functions. It is limited because threads may
+post a hundred thousand functions at once.")
 (defconstant +posts-per-look+ 64
   "The number of posted functions after which the turn reads the clock.")
 (defconstant +functions-per-look+ 16
-  "The most deferred functions after which the turn checks whether output should be sent, a timer is
-due or newcomers should be admitted. The number begins with
-+FUNCTIONS-BEFORE-LOOK+ and doubles that while the functions are quick. Once the watchdog has found
-the turn long, the loop checks after each function.")
+  "The maximum number of deferred functions between two checks whether output should be sent, a
+timer is due or newcomers should be admitted. The number begins with +FUNCTIONS-BEFORE-LOOK+ and
+doubles while the functions are quick. Once the watchdog has found the turn long, the loop checks
+after each function.")
 (defconstant +functions-caused+ 16
-  "When deferred functions defer further functions, these run in the same turn if both together are
-at most this many.")
+  "When deferred functions defer further functions, these run in the same turn if the number of all
+these functions is at most this.")
 (defconstant +caused-ns+ 50000
-  "If functions that other functions have deferred take longer than this, later ones wait for the
-next turn, for +APART-TIMES+ times that duration: otherwise finished output would wait for them.")
+  "If functions that other functions have deferred take longer than this, in nanoseconds, such
+functions wait for the next turn during +APART-TIMES+ times that duration. Otherwise finished output
+would wait for them.")
 (defconstant +apart-times+ 20
-  "If functions that other functions have deferred were slow (+CAUSED-NS+), later ones wait for the
-next turn for this many times that duration. So finished output waits for them at most a twentieth
-of the time, and a thread that was interrupted once for 100 µs sends separately for 2 ms.")
+  "If functions that other functions have deferred were slow (+CAUSED-NS+), such functions wait for
+the next turn during this many times that duration. Finished output therefore waits for them at most
+a twentieth of the time. A thread that was interrupted once for 100 µs sends separately for 2 ms.")
 (defconstant +apart-ns+ +ns-per-second+
   "The longest duration that is recorded for functions that other functions have deferred, and the
 longest time for which these then wait for the next turn. Until the functions have returned, this is
 their recorded duration.")
 (defconstant +functions-before-look+ 2
-  "How many deferred functions of a turn run before the first check of the clock.")
+  "The number of deferred functions of a turn that run before the first check of the clock.")
 (defconstant +slow-function-ns+ 62500
-  "If the functions between two checks have taken longer than this on average, the next check
-follows after a single function.")
+  "If the functions between two checks have taken longer than this on average, in nanoseconds, the
+next check follows after a single function.")
 (defconstant +admission-ns+ 5000000
-  "Deferred functions that take longer than this are interrupted by newcomers. The longest time of
-one admission of newcomers. After that the next newcomers wait for the same time, or for as long as
-the admission has taken if that is longer.")
+  "If deferred functions take longer than this, in nanoseconds, newcomers are admitted between them.
+This is also the maximum time of one admission of newcomers. After an admission the next newcomers
+wait for the same time, or as long as the admission has taken if that is longer.")
 
 ;;; Phases
 
 (define-hot wait-time-ns ((loop event-loop)) (signed-byte 62)
-  "How long the turn that begins now may wait for events: 0 if there is work, -1 if no timer is due.
-Unless the value is 0, the inbox counts as asleep."
+  "Return the time in nanoseconds that the turn that begins now may wait for events: 0 if LOOP has
+work, -1 if it has no timer. Unless the value is 0, the inbox counts as asleep."
   (if (or (plusp (event-loop-ready-count loop))
           (plusp (event-loop-dirty-count loop))
           (plusp (event-loop-ring-count loop)))
@@ -97,13 +100,13 @@ Unless the value is 0, the inbox counts as asleep."
                         (source-token source)))))
 
 (defconstant +slice-ns+ +ns-per-second+
-  "The longest sleep of a driver. A driver that is overtaken by another thread just before it sleeps
-is woken by no event, so it notices this only after this time.")
+  "The maximum time in nanoseconds that a driver sleeps. If another thread overtakes a driver
+immediately before it sleeps, no event wakes the driver, which notices this only after this time.")
 
 (define-hot sleep-for-events ((loop event-loop) (poller poller) (wait (signed-byte 62)))
     (integer 0 256)
-  "Wait for events for WAIT, with interrupts on, with POLLER, the poller of LOOP, whose baton this
-thread has lent. Return the number of events fetched."
+  "Wait at most WAIT nanoseconds for events with POLLER, the poller of LOOP, with interrupts on.
+This thread must have lent the baton of LOOP. Return the number of events fetched."
   (let* ((driving (event-loop-driving loop))
          (driven (and driving (driving-owner driving) t))
          (left wait))
@@ -123,10 +126,10 @@ thread has lent. Return the number of events fetched."
         (when (plusp left) (decf left slice))))))
 
 (define-hot sleep-as-lender ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
-  "Do the work of FETCH-EVENTS with a wait. The events that this thread has fetched are lost if an
-interrupt unwinds it, if another thread has got LOOP, or if this thread has run LOOP within an
-interrupt; in these cases LOOP asks for all events again. A thread that was overtaken closes its
-poller."
+  "Do the work of FETCH-EVENTS with a wait. The events that this thread has fetched are lost in
+three cases: an interrupt unwinds the thread, another thread has taken LOOP, or this thread has run
+LOOP within an interrupt. In these cases LOOP asks for all events again. A thread that was overtaken
+closes its poller."
   (let ((poller (event-loop-poller loop))
         (turns (event-loop-turns loop))
         (count -1))
@@ -184,7 +187,7 @@ value is so large that spinning does not appear useful."
 
 (define-hot spin-or-sleep ((loop event-loop) (spin-state spin-state) (wait (signed-byte 62)))
     (integer 0 256)
-  "As FETCH-EVENTS with a wait: spin before the wait if that pays."
+  "Do what FETCH-EVENTS does, with a wait; spin before the wait if spinning is useful."
   (let* ((driving (event-loop-driving loop))
          (driven (and driving (driving-owner driving) t))
          (sent (event-loop-octets-sent loop))
@@ -272,8 +275,8 @@ logged, its connection is aborted, and the loop continues with the other connect
 
 (defmacro with-newcomers ((newcomers count) loop postponed &body body)
   "Do BODY with NEWCOMERS, a vector whose first COUNT elements are the ready connections of LOOP
-except the first POSTPONED ones, which remain in the list. If there are more than 256, the others
-remain as well."
+except the first POSTPONED connections, which remain in the list. If there are more than 256
+elements, the rest remains in the list as well."
   `(let* ((,newcomers (make-array 256)) ; the number of events that are fetched at once
           (ready (event-loop-ready ,loop))
           (,count (min 256 (- (event-loop-ready-count ,loop) ,postponed)))
@@ -285,10 +288,10 @@ remain as well."
      ,@body))
 
 (define-hot put-newcomers-first ((loop event-loop) (postponed index)) null
-  "Move the ready connections after the first POSTPONED ones to the places before those. The input
-of the first POSTPONED connections was left from an earlier turn. Connections in a TLS handshake
-stay behind the postponed ones: a turn does only some handshakes, so otherwise the oldest handshakes
-would wait while new connections arrive."
+  "Move the ready connections after the first POSTPONED connections to the places before these. The
+input of the first POSTPONED connections was left from an earlier turn. Connections in a TLS
+handshake stay after the postponed connections, because a turn does only some handshakes, and
+otherwise the oldest handshakes would wait as long as new connections arrive."
   (with-newcomers (newcomers count) loop postponed
     (let* ((at 0)
            (ahead (count-if-not #'connection-handshaking-p newcomers :end count))
@@ -330,7 +333,7 @@ would wait while new connections arrive."
   nil)
 
 (define-hot answer-may-follow-p ((connection connection)) boolean
-  "True if CONNECTION has output, none of which answers a message yet, and its owner has nothing to
+  "True if CONNECTION has output that does not answer a message yet, and its owner has nothing to
 add. DATA counts as an answer if it waited for a window that the peer has just sent."
   (and (plusp (connection-unsent connection))
        (answers-nothing-p connection)
@@ -342,8 +345,9 @@ add. DATA counts as an answer if it waited for a window that the peer has just s
                   (answers-nothing-p connection)))))
 
 (define-hot flush-answers ((loop event-loop)) null
-  "As FLUSH-PHASE, but a connection whose output answers no message yet stays in the list: functions
-that are due in this turn may answer, and then one send suffices for both."
+  "Do what FLUSH-PHASE does, but leave a connection whose output does not answer a message yet in
+the list, because functions that are due in this turn may answer, and then one send suffices for
+both."
   (run-early-functions loop)
   (do-work (connection loop event-loop-dirty event-loop-dirty-count event-loop-dirty-spare)
     (cond ((answer-may-follow-p connection)
@@ -356,9 +360,9 @@ that are due in this turn may answer, and then one send suffices for both."
   nil)
 
 (define-hot flush-large ((loop event-loop)) nanoseconds
-  "In the middle of a turn, run the timers that are due and send output. If the turn began, or
-output was last sent for all connections, more than +FLUSH-INTERVAL-NS+ ago, send for all; but in
-the first +HOLD-NS+ of the turn, send only by FLUSH-ANSWERS. Otherwise send only for connections
+  "In the middle of a turn, run the timers that are due and send output. Send for all connections if
+the turn began, or output was last sent for all connections, more than +FLUSH-INTERVAL-NS+ ago; but
+in the first +HOLD-NS+ of the turn send only by FLUSH-ANSWERS. Otherwise send only for connections
 with +FLUSH-OCTETS+ or more. Return the time."
   (let ((now (funcall (event-loop-clock loop))))
     (declare (type nanoseconds now))
@@ -411,7 +415,8 @@ that are deferred for them run next. Return the number of these functions."
       admitted)))
 
 (define-hot note-caused ((loop event-loop) (caused-at nanoseconds)) null
-  "Note that the functions that others have deferred, begun at CAUSED-AT, have returned."
+  "Note that the functions that other functions have deferred have returned. The first of them began
+at CAUSED-AT."
   (let* ((now (funcall (event-loop-clock loop)))
          (taken (max 0 (- now caused-at))))
     (declare (type nanoseconds now taken))
@@ -484,8 +489,9 @@ that are deferred for them run next. Return the number of these functions."
     nil))
 
 (define-hot call-some-posted ((loop event-loop)) null
-  "As INBOX-PHASE, but stop when the clock, read after each +POSTS-PER-LOOK+ functions, shows that
-+INBOX-NS+ have passed since its first reading; the other functions wait for the next turn."
+  "Do what INBOX-PHASE does, but stop when +INBOX-NS+ have passed since the first reading of the
+clock, which is read after each +POSTS-PER-LOOK+ functions. The remaining functions wait for the
+next turn."
   (let ((count 0) (began 0))
     (declare (type index count) (type nanoseconds began))
     (flet ((call (item)
@@ -518,7 +524,7 @@ that are deferred for them run next. Return the number of these functions."
   nil)
 
 (define-hot run-turn ((loop event-loop)) boolean
-  "One turn. Return false if the baton was lost in the turn."
+  "Make one turn of LOOP. Return false if the baton was lost in the turn."
   (when (wait-and-dispatch loop)
     (read-phase loop)
     (when (deferred-phase loop)

@@ -10,7 +10,7 @@
   "The time of the watchdog's next check of the loops, until which it sleeps; 0 during the check.")
 
 (defglobal **watchdog-lock** (sb-thread:make-mutex :name "clgrpc watchdog")
-  "Guards the data of the watchdog.")
+  "The lock that guards the data of the watchdog.")
 (defglobal **watchdog-waitqueue** (sb-thread:make-waitqueue :name "clgrpc watchdog"))
 
 (defun wake-watchdog ()

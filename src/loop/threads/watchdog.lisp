@@ -38,22 +38,25 @@
 (defconstant +shortest-tick-ns+ 1000000)
 (defconstant +longest-tick-ns+ 32000000)
 (defconstant +doze-after-ns+ 200000000
-  "The time without a change of any baton after which the watchdog sleeps.")
+  "The time in nanoseconds without a change of any baton after which the watchdog sleeps.")
 (defconstant +alert-ns+ 50000000
-  "The time for which the ticks stay short after a first handler that took too long.")
+  "The time in nanoseconds for which the ticks stay short after the first handler that took too
+long.")
 (defconstant +longest-alert-ns+ 10000000000
-  "The longest time that ticks stay short after a handler that took too long. After this time
-without such a handler, the next one counts as the first.")
+  "The maximum time in nanoseconds for which the ticks stay short after a handler that took too
+long. After this time without such a handler, the next such handler counts as the first.")
 
 (defconstant +wake-up-looks+ 4
-  "The number of checks in a row that find a wake-up unanswered before the waiting thread is
-overtaken: on a busy machine, a woken thread may have no processor yet.")
+  "The number of checks in a row that must find a wake-up unanswered before the waiting thread is
+overtaken. More than one check is needed because, on a busy machine, a woken thread may have no
+processor yet.")
 
 (defconstant +collector-look-ns+ (floor +ns-per-second+ 5)
-  "The time between two checks of the nursery and of the memory to give back.")
+  "The time in nanoseconds between two checks of the nursery and of the memory that may be given
+back.")
 
 (defconstant +idle-ns+ 8000000000
-  "The time without a turn of any loop after which the process gives memory back.")
+  "The time in nanoseconds without a turn of any loop after which the process gives memory back.")
 
 (defstruct (watched (:constructor make-watched (loop)) (:copier nil))
   "The state of a loop at the watchdog's last check."
@@ -86,7 +89,7 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
     (end-thread thread)))
 
 (defun run-watchdog ()
-  "The work of the watchdog's thread: check all loops, and return memory."
+  "Do the work of the watchdog's thread, which checks all loops and returns memory to the system."
   (let ((tick +shortest-tick-ns+) (quiet 0) (since-overstay +longest-alert-ns+) (alert 0)
         (collections nil) (collector-watch (make-collector-watch)) (collector-look-ns 0))
     (sb-thread:with-mutex (**watchdog-lock**)
@@ -115,13 +118,13 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
                               collections nil)))))))
 
 (defun without-lock (function)
-  "Release the lock, which is held, while FUNCTION is called."
+  "Release the watchdog's lock, which this thread must hold, while FUNCTION is called."
   (sb-thread:release-mutex **watchdog-lock**)
   (unwind-protect (guarding (:giving-back-error) (funcall function))
     (sb-thread:grab-mutex **watchdog-lock**)))
 
 (defun pause (tick-ns)
-  "Wait for TICK-NS, or less if a timer is due before. The caller holds the watchdog's lock."
+  "Wait for TICK-NS, or less if a timer is due before. Call this with the watchdog's lock."
   (let ((end (+ (monotonic-ns) tick-ns)))
     (loop do (setf **next-look-ns** end)
           while (and (await-notice **watchdog-waitqueue** **watchdog-lock** end)
@@ -130,11 +133,11 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
     (setf **next-look-ns** 0)))
 
 (defun asleep-p ()
-  "True if this thread is the watchdog and no baton has moved. Called with the watchdog's lock."
+  "True if this thread is the watchdog and no baton has moved. Call this with the watchdog's lock."
   (and **watchdog-asleep** (eq **watchdog** sb-thread:*current-thread*)))
 
 (defun doze ()
-  "Sleep until a baton moves. The caller holds the watchdog's lock."
+  "Sleep until a baton moves. Call this with the watchdog's lock."
   (setf **watchdog-asleep** t)
   (await-notice **watchdog-waitqueue** **watchdog-lock** (+ (monotonic-ns) +shortest-tick-ns+))
   (when (and **watchdog-asleep** (not (look-at-loops nil)))
@@ -145,13 +148,13 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
     (setf **watchdog-asleep** nil)))
 
 (defun total-turns ()
-  "The number of turns of all loops. The caller holds the watchdog's lock."
+  "Return the number of turns of all loops. Call this with the watchdog's lock."
   (reduce #'+ **watched** :key (lambda (watched) (event-loop-turns (watched-loop watched)))))
 
 (defun collect-when-idle ()
   "While a collection is due (DUE-COLLECTION), sleep until a baton changes or no loop has made a
-turn for +IDLE-NS+; in the latter case make the collection. The lock is held, but not while the
-collection runs."
+turn for +IDLE-NS+; in the latter case make the collection. Call this with the watchdog's lock,
+which is released while the collection runs."
   (loop for function = (and (asleep-p) (due-collection))
         while function
         do (let ((turns (total-turns))
@@ -163,8 +166,8 @@ collection runs."
                (return)))))
 
 (defun next-timer-ns ()
-  "The longest tick, in nanoseconds, that timers allow: the time until a timer may be due. The
-caller holds the lock."
+  "Return the maximum tick, in nanoseconds, that timers allow, which is the time until a timer may
+be due. Call this with the watchdog's lock."
   (let ((least +longest-tick-ns+))
     (dolist (watched **watched** least)
       (let* ((loop (watched-loop watched))
@@ -175,9 +178,9 @@ caller holds the lock."
           (setf least (min least (max ahead +shortest-tick-ns+))))))))
 
 (defun request-takeover-first (watched loop baton)
-  "As REQUEST-TAKEOVER, before all functions that wait for a thread. A request for an earlier baton
-of LOOP that still waits is withdrawn: otherwise each handler would add a request while no thread is
-free."
+  "Do what REQUEST-TAKEOVER does, before all functions that wait for a thread. If a request for an
+earlier baton of LOOP still waits, withdraw it; otherwise each handler would add a request while no
+thread is free."
   (let ((reserve (event-loop-reserve loop)) (former (shiftf (watched-request watched) nil)))
     (when former (leave-reserve reserve (reserve-root reserve) :function former))
     (multiple-value-bind (place function) (request-takeover loop baton :first)
@@ -185,9 +188,10 @@ free."
       place)))
 
 (defun look-at-loops (comparable)
-  "Look at every baton. Return three booleans: a baton has changed since the last check; a baton is
-lent, or its loop needs a thread and cannot get it; user code takes too long. COMPARABLE is true if
-no garbage has been collected since the last check."
+  "Look at every baton. Return three booleans. The first is true if a baton has changed since the
+last check. The second is true if a baton is lent, or if its loop needs a thread and cannot get it.
+The third is true if user code takes too long. COMPARABLE is true if no garbage has been collected
+since the last check."
   (let ((moved nil) (lent nil) (overstayed nil))
     (dolist (watched **watched** (values moved lent overstayed))
       (let* ((loop (watched-loop watched))
@@ -225,8 +229,8 @@ no garbage has been collected since the last check."
 
 (defun wake-up-unanswered-p (watched loop same-wait comparable)
   "True if an item was posted to LOOP, whose runner waits for events, and has not been taken yet.
-Count the checks in a row for which this and SAME-WAIT are true; a check that is not COMPARABLE is
-not counted."
+Count the consecutive checks in which this is the case and SAME-WAIT is true; a check that is not
+COMPARABLE is not counted."
   (let* ((inbox (event-loop-inbox loop))
          (rung (not (or (inbox-asleep-p inbox) (inbox-empty-p inbox)))))
     (cond ((not (and rung same-wait)) (setf (watched-unanswered watched) 0))
