@@ -13,8 +13,8 @@
             (or (sb-ext:float-infinity-p number) (sb-ext:float-nan-p number)))))
 
 (defun clamp (number least most)
-  "NUMBER, a real, moved into the range from LEAST to MOST, each nil for no limit; nil if it is an
-infinity or a NaN."
+  "Return NUMBER, a real, moved into the range from LEAST to MOST; nil for LEAST or MOST means no
+limit. Return nil if NUMBER is an infinity or a NaN."
   (and (finite-p number)
        (let ((number (if least (max least number) number)))
          (if most (min most number) number))))

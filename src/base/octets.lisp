@@ -11,7 +11,7 @@
   '(unsigned-byte 8))
 
 (deftype octets ()
-  "A vector of octets, the one representation of bytes."
+  "A vector of octets. Bytes are always represented in this way."
   '(simple-array (unsigned-byte 8) (*)))
 
 (deftype index ()
@@ -36,8 +36,8 @@ while all these vectors are pinned."
          ,@body))))
 
 (define-hot (prefetch-behind :inline t) (object (count index)) null
-  "Prefetch the cache line COUNT octets after the beginning of OBJECT, without waiting for it. The
-place may be past the end of OBJECT: any memory may be there."
+  "Prefetch the cache line COUNT octets after the beginning of OBJECT, without waiting for it. That
+place may be beyond the end of OBJECT, in any memory."
   (%prefetch (+ (sb-kernel:get-lisp-obj-address object) count))
   nil)
 
@@ -62,7 +62,8 @@ place may be past the end of OBJECT: any memory may be there."
 (define-leaf (%copy-few :inline t) ((from octets) (start index) (to octets) (at index)
                                     (count index))
     null
-  "As %COPY-OCTETS, for few octets: copy them by words; the last two words may overlap."
+  "Do what %COPY-OCTETS does, for few octets, which are copied by words. The last two words may
+overlap."
   (if (< count 8)
       (loop for i of-type index below count
             do (setf (aref to (+ at i)) (aref from (+ start i))))
@@ -77,8 +78,8 @@ place may be past the end of OBJECT: any memory may be there."
   nil)
 
 (define-leaf %copy-octets ((from octets) (start index) (end index) (to octets) (at index)) index
-  "As COPY-OCTETS, which has checked the ranges. REPLACE would take four times as long as memmove
-for many octets, or as a copy by words for few."
+  "Do what COPY-OCTETS does, which has checked the ranges. REPLACE would take four times as long: as
+memmove for many octets, and as a copy by words for few octets."
   (let ((count (- end start)))
     (declare (type index count))
     (cond ((eq from to)
@@ -118,13 +119,14 @@ Signal an error if either range is out of bounds."
           copy))))
 
 (define-hot shorten-octets ((octets octets) (start index) (end index)) octets
-  "Shorten OCTETS, to which there is no other reference, to their part from START to END."
+  "Shorten OCTETS to the part from START to END. The program must have no other reference to
+OCTETS."
   (copy-octets octets start end octets 0)
   (sb-kernel:%shrink-vector octets (- end start)))
 
 (define-leaf %octets-equal ((a octets) (b octets) (start index)) boolean
-  "True if A equals as many octets of B from START. They are compared by words; the last two words
-may overlap."
+  "True if A equals the part of B of the same length that begins at START. The octets are compared
+by words; the last two words may overlap."
   (let ((count (length a)))
     (if (< count 8)
         (loop for i of-type index below count
@@ -192,16 +194,16 @@ may overlap."
 
 (declaim (inline %make-buffer buffer-octets buffer-start buffer-end))
 (defstruct (buffer (:constructor %make-buffer (octets)) (:copier nil))
-  "A run of octets, filled at the end and consumed at the start."
+  "A sequence of octets that is filled at the end and consumed at the start."
   (octets (make-octets 0) :type octets) ; the vector that holds the run
   (start 0 :type index)                 ; where it begins
   (end 0 :type index))                  ; where it ends
 (declaim (sb-ext:freeze-type buffer))
 
 (document-functions
-  buffer-octets "The vector that BUFFER's octets are in, until it grows. SETFable."
-  buffer-start "The start of BUFFER's octets in its vector. SETFable."
-  buffer-end "The end of BUFFER's octets in its vector. SETFable.")
+  buffer-octets "The vector of BUFFER's octets, until BUFFER grows. SETF replaces it."
+  buffer-start "The start of BUFFER's octets in its vector. SETF changes it."
+  buffer-end "The end of BUFFER's octets in its vector. SETF changes it.")
 
 (defun make-buffer (&key (size 4096))
   "Return an empty buffer with room for SIZE octets before it grows."
@@ -220,7 +222,8 @@ may overlap."
   (- (length (buffer-octets buffer)) (buffer-end buffer)))
 
 (define-hot grown-length ((length index) (count index)) index
-  "The new length of a buffer's vector, now LENGTH, for COUNT octets: at least twice as long."
+  "Return the new length for a buffer's vector of LENGTH octets that must hold COUNT octets. It is
+at least twice LENGTH."
   (let ((need (max (* 2 length) count)))
     (if (< need 1048576)
         ;; then the vectors of many buffers have the same length
@@ -240,8 +243,8 @@ may overlap."
     new))
 
 (define-hot (ensure-buffer-room :inline t) ((buffer buffer) (count index)) octets
-  "Make room for COUNT octets after the end of BUFFER, moving or growing it if need be.
-Return BUFFER's octet vector, in which BUFFER-END is the position at which to write."
+  "Make room for COUNT octets after the end of BUFFER, moving or growing it if necessary. Return
+BUFFER's octet vector, in which BUFFER-END is the position at which to write."
   (if (<= count (buffer-room buffer))
       (buffer-octets buffer)
       (grow-buffer buffer count)))

@@ -10,8 +10,8 @@
 (defglobal **leaves** '())
 
 (defun leaves ()
-  "Return the list of names of every function that checks nothing: those of DEFINE-LEAF, compiled
-at (safety 0), and all kernels."
+  "Return the list of the names of all functions that check nothing: the functions of DEFINE-LEAF,
+which are compiled at (safety 0), and all kernels."
   (append (clgrpc.kernel:kernels) **leaves**))
 
 (defun note-leaf (name)
@@ -54,22 +54,23 @@ parameters. Return the plain lambda list, the type declarations and the argument
                ,@body)))))))
 
 (defmacro define-hot (name lambda-list result &body body)
-  "Define a function of the hot path. NAME is a symbol or (symbol :inline t). LAMBDA-LIST holds name
-or (name type) for required and (name type default) for &optional and &key parameters. RESULT is a
-type or (values type…). Compiled at speed 1, safety 1, debug 0: types and bounds are checked."
+  "Define a function of the hot path. NAME is a symbol or (symbol :inline t). LAMBDA-LIST has name
+or (name type) for required parameters, and (name type default) for &optional and &key parameters.
+RESULT is a type or (values type…). Compiled at speed 1, safety 1, debug 0: types and bounds are
+checked."
   (expand-definition name lambda-list result body '((speed 1) (safety 1) (debug 0)) '()))
 
 (defmacro define-leaf (name lambda-list result &body body)
-  "Define NAME, a small function at safety 0 whose callers have checked every bound. NAME begins
-with %. Otherwise as DEFINE-HOT."
+  "Define NAME, a small function at safety 0 whose callers have checked every bound. NAME must begin
+with %. Otherwise the macro is like DEFINE-HOT."
   (let ((symbol (if (consp name) (first name) name)))
     (assert (char= #\% (char (string symbol) 0)) () "A leaf's name begins with %: ~S" symbol)
     (expand-definition name lambda-list result body '((speed 1) (safety 0) (debug 0))
                        `((note-leaf ',symbol)))))
 
 (defmacro document-functions (&rest names-and-texts)
-  "Set the documentation of functions made by DEFSTRUCT or DEFINE-CONDITION: NAMES-AND-TEXTS
-alternate."
+  "Set the documentation of functions that DEFSTRUCT or DEFINE-CONDITION has made. NAMES-AND-TEXTS
+are alternately names and texts."
   `(setf ,@(loop for (name text) on names-and-texts by #'cddr
                  collect `(documentation ',name 'function)
                  collect text)))

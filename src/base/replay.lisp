@@ -5,7 +5,7 @@
 (in-package #:clgrpc.base)
 
 (defstruct (octet-budget (:copier nil))
-  "The octets of the requests that all calls of a channel keep together."
+  "The number of octets of requests that all calls of a channel keep together."
   (held 0 :type sb-ext:word))           ; octets that are kept; atomic
 
 (declaim (sb-ext:freeze-type octet-budget))
@@ -13,7 +13,7 @@
 (defstruct (replay (:constructor make-replay
                     (octet-budget limit &optional (room most-positive-fixnum)))
                    (:copier nil))
-  "The messages that a call has sent, before any answer."
+  "The messages that a call has sent before its first answer."
   (octet-budget nil :type octet-budget) ; the channel's budget, charged with OCTETS
   (limit 0 :type index)                 ; how many octets may be kept
   (room 0 :type fixnum)                 ; how many more messages may be kept
@@ -23,11 +23,11 @@
 (declaim (sb-ext:freeze-type replay))
 
 (document-functions
-  make-octet-budget "An octet budget that is charged with nothing."
+  make-octet-budget "Return an octet budget that is not charged yet."
   octet-budget-held "The number of octets that are charged to an octet budget. It is changed
   atomically, from any thread."
   make-replay "(OCTET-BUDGET LIMIT &optional ROOM): return a replay without messages, which may keep
-LIMIT octets and ROOM messages; its octets are charged to OCTET-BUDGET."
+at most LIMIT octets and ROOM messages; its octets are charged to OCTET-BUDGET."
   replay-messages "The messages that a replay keeps, newest first.")
 
 (define-printer (replay replay)

@@ -3,12 +3,13 @@
 (in-package #:clgrpc.base)
 
 (defstruct (ring (:constructor %make-ring) (:copier nil))
-  "A link of a list, or its head. A link that is in no list is its own neighbour on both sides."
+  "A link of a list, or the head of a list. A link that is in no list is its own neighbour on both
+sides."
   (before nil :type (or null ring))     ; the link before it
   (after nil :type (or null ring)))     ; the link after it
 
 (document-functions
-  ring-p "True if the argument is a link of a list, or the head of one.")
+  ring-p "True if the argument is a link of a list, or the head of a list.")
 
 (defun isolate-ring (ring)
   "Make RING, a new ring, a list whose only link is RING itself; return RING."
@@ -37,7 +38,7 @@
         collect ring))
 
 (defun enter-ring (ring head)
-  "Put RING, which is in no list, at the end of the list with HEAD."
+  "Append RING, which must be in no list, to the list with HEAD."
   (let ((last (ring-before head)))
     (setf (ring-before ring) last
           (ring-after ring) head
@@ -46,7 +47,7 @@
   nil)
 
 (defun quit-ring (ring)
-  "Take RING, if it is not alone, out of its list."
+  "Remove RING from its list, if it is in a list."
   (setf (ring-after (ring-before ring)) (ring-after ring)
         (ring-before (ring-after ring)) (ring-before ring))
   (isolate-ring ring)

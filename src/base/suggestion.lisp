@@ -3,7 +3,8 @@
 (in-package #:clgrpc.base)
 
 (defun edit-distance (one other)
-  "The number of characters to insert, delete or replace to turn the string ONE into OTHER."
+  "Return the number of characters that must be inserted, deleted or replaced to change the string
+ONE into OTHER."
   (let ((row (loop for i from 0 to (length other) collect i)))
     (loop for char across one
           for above = row
@@ -17,8 +18,9 @@
     (first (last row))))
 
 (defun suggested-name (name names)
-  "The element of NAMES, a list of strings, that the user probably meant by NAME: the only element
-that begins with NAME, or the element that differs least from it; or nil."
+  "Return the element of NAMES, a list of strings, that the user probably meant by NAME, or nil if
+none is near. It is the only element that begins with NAME, or the element that differs least from
+NAME."
   (when (notany (lambda (known) (<= (length name) (* 2 (length known)))) names)
     (return-from suggested-name nil))   ; a peer may have sent a name of a megabyte
   (let ((begun (remove-if-not (lambda (known) (uiop:string-prefix-p name known)) names)))

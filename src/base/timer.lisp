@@ -24,12 +24,12 @@
 (defconstant +level-bits+ 6)
 (defconstant +levels+ 7)
 (defconstant +expired+ (* +levels+ (ash 1 +level-bits+))
-  "The index of the slot with the timers that are due and have not run yet.")
+  "The index of the slot with the timers that are due and have not rung yet.")
 (defconstant +idle+ -1
   "The SLOT of a timer that is in no slot.")
 (defconstant +exact-scan+ 32
-  "In a slot above level 0, NEXT-DUE-NS examines at most this many timers; if the slot has more, it
-returns the slot's start.")
+  "The maximum number of timers that NEXT-DUE-NS examines in a slot above level 0. If the slot has
+more timers, NEXT-DUE-NS returns the slot's start.")
 
 (defstruct (timer (:constructor make-timer (function argument)) (:copier nil))
   "A timer, which calls a function when it is due. A timer can be reused; it is in at most one wheel
@@ -46,7 +46,7 @@ at a time."
 (document-functions
   make-timer "Return a timer that calls FUNCTION with ARGUMENT each time it is scheduled and becomes
 due."
-  timer-due-ns "The time TIMER was last scheduled for.")
+  timer-due-ns "The time for which TIMER was last scheduled.")
 
 (defstruct (timer-wheel (:constructor make-timer-wheel ()) (:copier nil))
   "Timers by the times when they are due."
@@ -64,8 +64,9 @@ due."
 
 (document-functions
   make-timer-wheel "Return an empty wheel. One thread at a time may use it."
-  timer-wheel-earliest-ns "A time before which no timer of WHEEL is due; the largest possible time
-  if WHEEL has no timers. From any thread, as TIMERS-DUE-P.")
+  timer-wheel-earliest-ns "A time before which no timer of WHEEL is due, or the latest possible time
+if WHEEL has no timers. From any thread. On threads other than the wheel's the value may be a moment
+old.")
 
 (define-hot (wheel-count :inline t) ((wheel timer-wheel)) index
   "The number of timers in WHEEL."
@@ -113,7 +114,7 @@ wheel's the answer may be a moment old."
     nil))
 
 (define-hot unlink-timer ((wheel timer-wheel) (timer timer)) null
-  "Take TIMER out of the slot that it is in."
+  "Remove TIMER from its slot."
   (let* ((slots (timer-wheel-slots wheel))
          (slot (timer-slot timer))
          (next (timer-next timer))
@@ -146,7 +147,8 @@ wheel's the answer may be a moment old."
 ;;; For users
 
 (define-hot (note-removal :inline t) ((wheel timer-wheel) (timer timer)) null
-  "Note that TIMER, which is pending, is about to be removed from WHEEL: it may be the first one."
+  "Note that TIMER, which is pending and may be the first timer of WHEEL, is about to be removed
+from WHEEL."
   (when (<= (timer-due-ns timer) (timer-wheel-earliest-ns wheel))
     (setf (timer-wheel-earliest-known wheel) nil))
   nil)
@@ -163,7 +165,7 @@ wheel's the answer may be a moment old."
   (place-timer wheel timer))
 
 (define-hot cancel-timer ((wheel timer-wheel) (timer timer)) boolean
-  "Do not let TIMER run. Return true if TIMER was pending."
+  "Cancel TIMER, so that it does not ring. Return true if TIMER was pending."
   (when (timer-pending-p timer)
     (note-removal wheel timer)
     (unlink-timer wheel timer)
@@ -171,7 +173,8 @@ wheel's the answer may be a moment old."
     t))
 
 (define-hot first-slot ((wheel timer-wheel)) (values (or null (integer 0 447)) (unsigned-byte 42))
-  "Two values: the slot that the wheel's tick reaches first, or NIL, and the tick at which it does."
+  "Return two values: the slot that the wheel's tick reaches first, or NIL if all slots are empty,
+and the tick at which it reaches the slot."
   (let ((maps (timer-wheel-maps wheel))
         (now (timer-wheel-tick wheel)))
     (dotimes (level +levels+ (values nil 0))
@@ -184,8 +187,8 @@ wheel's the answer may be a moment old."
                             (dpb (ash group shift) (byte (+ shift +level-bits+) 0) now)))))))))
 
 (define-hot earliest-due ((first timer) (limit index)) (or null nanoseconds)
-  "The least due time in the slot whose first timer is FIRST, or NIL if it has more than LIMIT
-timers."
+  "Return the earliest due time in the slot whose first timer is FIRST, or NIL if the slot has more
+than LIMIT timers."
   (loop with due of-type nanoseconds = (timer-due-ns first)
         for timer of-type timer = (timer-next first) then (timer-next timer)
         for count of-type index from 1
@@ -195,7 +198,7 @@ timers."
         finally (return due)))
 
 (define-hot find-next-due ((wheel timer-wheel)) (or null nanoseconds)
-  "As NEXT-DUE-NS, found by a search of the slots."
+  "Return the value of NEXT-DUE-NS, which is found by a search of the slots."
   (let ((expired (svref (timer-wheel-slots wheel) +expired+)))
     (if expired
         (timer-due-ns expired)
@@ -212,16 +215,16 @@ timers."
   nil)
 
 (define-hot (next-due-ns :inline t) ((wheel timer-wheel)) (or null nanoseconds)
-  "The time at which ADVANCE-WHEEL should be called next: never later than the first timer is due;
-NIL without timers. If more than +EXACT-SCAN+ timers share a slot above level 0, the time may be
-earlier than the first timer's: it is the time when that slot's timers move down."
+  "Return the time at which ADVANCE-WHEEL should be called next, or NIL if WHEEL has no timers. The
+time is never later than the due time of the first timer. If more than +EXACT-SCAN+ timers share a
+slot above level 0, it may be earlier: it is the time at which that slot's timers move down."
   (unless (timer-wheel-earliest-known wheel) (renew-earliest wheel))
   (let ((due (timer-wheel-earliest-ns wheel)))
     (if (= due most-positive-fixnum) nil due)))
 
 (define-hot empty-slot ((wheel timer-wheel) (slot (integer 0 447)) (now-ns nanoseconds)) null
-  "Move every timer of SLOT, which the wheel's tick has reached, to its new slot: from level 0 to
-+EXPIRED+, if it is due, and from a higher level down, so that the order is kept."
+  "Move every timer of SLOT, which the wheel's tick has reached, to its new slot. A timer of level 0
+moves to +EXPIRED+ if it is due; a timer of a higher level moves down. The order of timers is kept."
   (let* ((first (svref (timer-wheel-slots wheel) slot))
          (last (and first (timer-previous first))))
     (declare (type (or null timer) first last))

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.base)
 
 (defconstant +most-file-octets+ 67108864
-  "The most octets of a file that is read whole, unless its reader has another limit.")
+  "The maximum length in octets of a file that is read whole, unless its reader has another limit.")
 
 (define-condition file-too-long (clgrpc-error)
   ((most :initarg :most))               ; the limit
@@ -14,8 +14,8 @@
 
 (defun file-octets (source &key (most +most-file-octets+))
   "Return the octets of SOURCE, a stream of octets or the path of a file, native if it is a string.
-Signal FILE-TOO-LONG if there are more than MOST, and another error if they cannot be read. From any
-thread."
+Signal FILE-TOO-LONG if it has more than MOST octets, and another error if it cannot be read. From
+any thread."
   (if (streamp source)
       (loop with buffer = (make-buffer)
             with part = (make-octets 65536)

@@ -82,7 +82,7 @@ marks, and quotation marks in it get a backslash."
       (with-output-to-string (stream)
         (write-printable text stream :limit limit :quoted quoted))))
 
-(defconstant +quoted-octets+ 32 "The most octets of a peer's data that are put into a text.")
+(defconstant +quoted-octets+ 32 "The maximum number of octets of a peer's data in a text.")
 
 (defun quoted-octets (octets)
   "Return the beginning of OCTETS, which a peer has sent, as ISO 8859-1, for a text to print or to

@@ -259,9 +259,9 @@ copies of the next. Return false if the heap has no such room afterwards."
 
 (defun collect-for-room ()
   "Collect garbage, unless it was collected a short while ago. At most a fifth of the time is spent
-on such collections: after a collection that takes longer than 50 ms, at least 200 ms pass before
-the next. If collecting young objects frees too little, all generations are collected, provided that
-the heap has room for the copies. Call this from any thread that holds none of our locks."
+on such collections, unless a collection takes longer than 50 ms: then 200 ms pass before the next.
+If collecting young objects frees too little, all generations are collected, provided that the heap
+has room for the copies. Call this from any thread that holds none of our locks."
   (let ((due **next-collection**)
         (start (monotonic-ns)))
     (when (and (<= due start)

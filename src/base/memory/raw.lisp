@@ -63,8 +63,8 @@ might end the process."
       (call-with-claim size #'make))))
 
 (defmacro make-raw-vector (length type)
-  "Return a fresh vector of LENGTH numbers of TYPE, a constant, with undefined contents: the caller
-sets them all before other code sees it."
+  "Return a fresh vector of LENGTH numbers of TYPE, a constant, with undefined contents. The caller
+must set all elements before other code uses the vector."
   (let* ((row (find (upgraded-array-element-type type)
                     sb-vm:*specialized-array-element-type-properties*
                     :key #'sb-vm:saetp-specifier :test #'equal))

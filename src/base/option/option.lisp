@@ -36,11 +36,11 @@
   option-row-scope "The subject of the option: :method, :stream or :connection, which servers and
 channels take; :listener, :server or :reserve, which servers take; :channel, which channels take;
 :tracing, which MAKE-TRACING takes. Channels within the image take the options of :method."
-  option-row-only ":server or :channel if only that accepts the option, whatever its scope; else
-nil."
-  option-row-default "The value of the option if none is given."
-  option-row-minimum "The smallest value allowed; nil if the value is T or NIL."
-  option-row-maximum "The largest value allowed; nil if the value is T or NIL."
+  option-row-only ":server or :channel if only servers or only channels accept the option, whatever
+its scope; else nil."
+  option-row-default "The value of the option if no value is given."
+  option-row-minimum "The minimum of the option's value, or nil if the option is T or NIL."
+  option-row-maximum "The maximum of the option's value, or nil if the option is T or NIL."
   option-row-unit "The unit of the value, as text."
   option-row-reason "The effect of the option and the reason of its default, as text.")
 
@@ -52,11 +52,11 @@ scope, default, range, unit and reason. From any thread."
   **option-table**)
 
 (defun find-option-row (name)
-  "The row of the option NAME, a keyword, or nil."
+  "The row of the option NAME, a keyword, or nil if there is no such option."
   (find name **option-table** :key #'option-row-name))
 
 (defun option-default (name)
-  "Return the value of the option NAME, a keyword, that applies if none is given."
+  "Return the value that the option NAME, a keyword, has if no value is given."
   (option-row-default (or (find-option-row name) (misuse "There is no option ~S." name))))
 
 ;;; Takers of options and their rows
@@ -67,8 +67,8 @@ scope, default, range, unit and reason. From any thread."
       (:channel "channels" :method :stream :connection :channel)
       (:inproc "channels within the image" :method)
       (:tracing "tracing" :tracing))
-  "Each kind of object that accepts options, its name in the plural, and the scopes of the rows that
-it accepts.")
+  "A table of the kinds of objects that accept options. A row has the kind, its name in the plural,
+and the scopes of the options that it accepts.")
 
 (defun takes-option-p (taker row)
   "True if TAKER, a key of **TAKERS**, takes ROW."
@@ -78,7 +78,7 @@ it accepts.")
            (eq taker (option-row-only row)))))
 
 (defun takers-text (row)
-  "The kinds of objects that take ROW, as text: their names in the plural."
+  "Return a text with the names, in the plural, of the kinds of objects that accept ROW."
   (format nil "~{~A~#[~; and ~:;, ~]~}"
           (loop for (taker text) in (rest **takers**)
                 when (takes-option-p taker row) collect text)))
@@ -87,8 +87,8 @@ it accepts.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun decimal-readings (number)
-    "The rationals that users may mean by NUMBER, a real in a row: 0.1 may be 1/10, 0.1f0 or 0.1d0,
-three different numbers."
+    "Return the numbers that users may mean by NUMBER, a real in a row. For instance 0.1 may mean
+1/10, 0.1f0 or 0.1d0, which are three different numbers."
     (let ((exact (rationalize number)))
       (list exact (rational (float exact 1f0)) (rational (float exact 1d0)))))
 
@@ -100,7 +100,8 @@ three different numbers."
                     ,(reduce #'max (decimal-readings maximum))))))
 
   (defun parse-option-row (scope form)
-    "The arguments of MAKE-OPTION-ROW for FORM, a row of the section SCOPE of DEFINE-OPTIONS."
+    "Return the arguments of MAKE-OPTION-ROW for FORM, a row of the section SCOPE of
+DEFINE-OPTIONS."
     (destructuring-bind (name default . more) form
       (destructuring-bind (minimum maximum unit reason &key for)
           (if (typep default 'boolean) (list* nil nil "T or NIL" more) more)
@@ -143,10 +144,12 @@ three different numbers."
     (:retry-policy :retries)
     (:threads ":loops and :reserve-threads are the numbers of threads") (:workers :threads)
     (:max-workers :threads))
-  "Hints for keywords of other libraries: a text, or another keyword with the same hint.")
+  "Hints for keywords of other libraries. A hint is a text, or another keyword that has the same
+hint.")
 
 (defun keyword-hint (name)
-  "A hint for the unknown keyword NAME: the option that was probably meant, as text, or nil."
+  "Return a hint for the unknown keyword NAME, a text with the option that was probably meant, or
+nil."
   (let ((hint (second (assoc name *keyword-hints*))))
     (if (keywordp hint)
         (keyword-hint hint)
@@ -196,8 +199,8 @@ three different numbers."
 (defmacro define-options (&body sections)
   "Define the options table and the structures OPTIONS, SERVER-OPTIONS and CHANNEL-OPTIONS from
 SECTIONS of the form (scope . rows). A row is (name default minimum maximum unit reason &key for);
-or, for an option that is T or NIL, (name default reason &key for). FOR is the only end that takes
-the option."
+or, for an option that is T or NIL, (name default reason &key for). FOR is :server or :channel if
+only servers or only channels accept the option."
   (let ((rows (loop for (scope . forms) in sections
                     append (loop for form in forms collect (parse-option-row scope form)))))
     (flet ((of (&rest scopes)
@@ -219,118 +222,124 @@ channel's.")))))
 (define-options
   (:method
    (max-receive-octets 4194304 0 2147483647 "octets"
-    "The largest message that is accepted; every gRPC has this default. A larger message ends its
-call with :resource-exhausted.")
+    "The maximum length of a message that is accepted. Every gRPC has this default. A longer message
+ends its call with :resource-exhausted.")
    (max-send-octets 2147483647 0 2147483647 "octets"
-    "Largest message sent. gRPC sets no limit here.")
+    "The maximum length of a message that is sent. Other gRPC implementations set no limit.")
    (max-message-depth 100 1 1000 "levels"
-    "How many levels of messages and groups may nest in a message that is decoded; other
-implementations of Protocol Buffers have this default, too. The limit bounds the stack.")
+    "The maximum number of levels of messages and groups that may nest in a message that is decoded.
+Other implementations of Protocol Buffers have the same default. The limit bounds the stack.")
    (max-decoded-octets 33554432 0 1099511627776 "octets"
     "Memory that the messages inside one message may occupy when it is decoded, beyond eight times
-its serialized size. An empty message of two octets occupies forty and more: without this limit 4 MB
-could become 2 GB.")
+its serialized size. The limit is needed because an empty message of two octets occupies forty
+octets and more: 4 MB could become 2 GB.")
    (compress-minimum-octets 256 0 2147483647 "octets"
-    "Calls with compression send shorter messages uncompressed, unless `send` has :compress t: gzip
-adds 18 octets and costs 4 µs, more than all the rest of a call.")
+    "The minimum length of a message that calls with compression compress, unless `send` has
+:compress t. Shorter messages are sent uncompressed, because gzip adds 18 octets and costs 4 µs,
+more than all the rest of a call.")
    (compression-level 1 1 9 "zlib's level"
-    "How hard to compress. For text, level 6 (zlib's default) takes four to six times as long as
-level 1, and its result is a fifth shorter; level 3 takes up to twice as long, and its result is a
-tenth shorter.")
+    "The level of compression. For text, level 6 (zlib's default) takes four to six times as long as
+level 1, and its result is a fifth shorter. Level 3 takes up to twice as long as level 1, and its
+result is a tenth shorter.")
    (send-budget-octets 65536 1024 16777216 "octets"
-    "How many octets of one call may wait to be sent before `send` waits and `try-send` refuses.")
+    "The maximum number of octets of one call that may wait to be sent. At this limit `send` waits
+and `try-send` refuses.")
    (room-wait-seconds 10 0 3600 "seconds"
-    "How long a call may wait for room in the Lisp heap, of which a fifth is kept free. Three kinds
-of calls wait: one that sends a message of more than 64 KB, one of a method whose recent answers
-were longer than 64 KB, and one that decodes a message of more than 16 KB, JSON of more than 2 KB,
-or a shorter message that becomes more than 1 MB. After this time the call ends with
+    "The maximum time that a call may wait for room in the Lisp heap, of which a fifth is kept free.
+Three kinds of calls wait: calls that send a message of more than 64 KB; calls of a method whose
+recent answers were longer than 64 KB; and calls that decode a message of more than 16 KB, JSON of
+more than 2 KB, or a shorter message that becomes more than 1 MB. After this time the call ends with
 :resource-exhausted."))
   (:stream
    (max-concurrent-streams 1000 1 #x7FFFFFFF "streams"
-    "How many calls one connection may have open; the peer is told this limit. RFC 9113 6.5.2
-recommends at least 100.")
+    "The maximum number of open calls of one connection; the peer is informed of this limit. RFC
+9113 6.5.2 recommends at least 100.")
    (max-header-list-octets 16384 1024 1048576 "octets"
-    "The largest header list, counted as in RFC 9113 6.5.2, that we advertise and enforce. A server
-does not send longer header lists either, even if a handler sets more metadata. gRPC peers send 8 to
-16 KB at most.")
+    "The maximum size of a header list, counted as in RFC 9113 6.5.2, that we advertise and enforce.
+A server does not send longer header lists either, even if a handler sets more metadata. gRPC peers
+send 8 to 16 KB at most.")
    (max-header-fields 128 8 10000 "fields"
-    "How many fields a header list may have; a list with more fields is treated as too large. Each
-field occupies 150 octets of memory in addition to those that max-header-list-octets counts.")
+    "The maximum number of fields in a header list; a list with more fields is treated as too large.
+Each field occupies 150 octets of memory in addition to those that max-header-list-octets counts.")
    (stream-window-octets 2621440 65535 16777216 "octets"
-    "How much a peer may send on one stream before we read it. The default lets a message of 1 MB be
-sent at once. The limit bounds the memory of a call that does not read."))
+    "The number of octets that a peer may send on one stream before we read them. With the default a
+message of 1 MB can be sent at once. The limit bounds the memory of a call that does not read."))
   (:connection
    (header-table-octets 4096 0 65536 "octets"
-    "Size of the HPACK dynamic table that we offer for decoding, and the most that we use for
-encoding (RFC 7541 4.2).")
+    "The size of the HPACK dynamic table that we offer for decoding, and the maximum size of the
+table that we use for encoding (RFC 7541 4.2).")
    (max-frame-octets 16384 16384 1048576 "octets"
-    "Largest frame payload accepted. Larger frames only make other streams wait longer.")
+    "The maximum length of a frame's payload that is accepted. Longer frames only make other streams
+wait longer.")
    (connection-window-octets 4194304 65535 134217728 "octets"
-    "How much a peer may send on all streams of a connection before we read it. The window is
-returned as octets arrive, even if their calls do not read, until half of max-held-octets waits.")
+    "The number of octets that a peer may send on all streams of a connection before we read them.
+The window is returned as octets arrive, even if their calls do not read, until half of
+max-held-octets waits.")
    (max-held-octets 67108864 65536 1099511627776 "octets"
-    "Memory that one connection may hold: header lists of open calls, received messages that are
-incomplete (with their buffers, up to 32 times the octets that have arrived) or not yet taken,
-output, tables and caches (doc/limits.md, \"One account\"). While messages not yet taken fill at
-most half of this, only their calls get no more window; above half the whole connection gets no
-more, so that the rest is left for incomplete messages. A call that would exceed the limit ends with
-:resource-exhausted. Two messages of max-receive-octets are always allowed.")
+    "The maximum amount of memory that one connection may hold: header lists of open calls,
+incomplete messages (with their buffers, up to 32 times the octets that have arrived), messages that
+calls have not read yet, output, tables and caches (doc/limits.md, \"One account\"). While messages
+that calls have not read fill at most half of this memory, only those calls get no more window.
+Above half, the whole connection gets no more window, so that the rest is left for incomplete
+messages. A call that would exceed the limit ends with :resource-exhausted. Two messages of
+max-receive-octets are always allowed.")
    (max-total-held-octets 0 0 1099511627776 "octets"
-    "Memory, as counted by max-held-octets, that all connections of a server or of a channel may
-hold together. 0 means a quarter of the Lisp heap, but at most 128 MB, because all calls wait while
-a collection copies this memory, a millisecond for each megabyte. Choose a higher limit where many
-long messages arrive at once. Above half of this limit, each connection is limited to two of the
-largest messages and to 64 KB of output. One peer may hold three times as much as is still free; a
-call that would exceed that ends with :resource-exhausted. If memory exceeds this limit by an
-eighth, a connection of the peer that holds the most memory ends: the connection that holds the
-most.")
+    "The maximum amount of memory, counted as for max-held-octets, that all connections of a server
+or of a channel may hold together. 0 means a quarter of the Lisp heap, but at most 128 MB, because
+all calls wait while a collection copies this memory, a millisecond for each megabyte. Choose a
+higher limit where many long messages arrive at once. Above half of this limit, each connection is
+limited to two of the largest messages and to 64 KB of output. One peer may hold three times as much
+as is still free; a call that would exceed that ends with :resource-exhausted. If memory exceeds
+this limit by an eighth, a connection of the peer that holds the most memory ends: the connection
+that holds the most.")
    (max-unsent-octets 1048576 16384 67108864 "octets"
-    "A connection with more unsent output is not read, and no more of its calls begin, until the
-peer reads the output. While the connections of a server together hold half of
-max-total-held-octets, each is limited to 64 KB.")
+    "The maximum amount of unsent output of a connection. A connection with more is not read, and no
+more of its calls begin, until the peer reads the output. While the connections of a server together
+hold half of max-total-held-octets, this limit is 64 KB.")
    (send-timeout-seconds 60 0.1 86400 "seconds"
-    "If the peer of a connection takes no waiting output for this time, the connection is closed.")
+    "If the peer of a connection accepts no waiting output for this time, the connection is
+closed.")
    (frame-timeout-seconds 60 0.1 86400 "seconds"
-    "How long the rest of a frame, or of a header block with CONTINUATIONs, may take after its
-beginning has arrived. Then the connection is closed.")
+    "The maximum time from the arrival of the beginning of a frame, or of a header block with
+CONTINUATIONs, to the arrival of its end. After this time the connection is closed.")
    (max-queued-control-frames 1000 10 1000000 "frames"
-    "Answers to PING and SETTINGS, and RST_STREAMs, that may wait for a peer that does not read.
-More than this number ends the connection.")
+    "The maximum number of answers to PING and SETTINGS, and of RST_STREAMs, that may wait for a
+peer that does not read. More frames than this end the connection.")
    (max-header-block-octets 65536 4096 1048576 "octets"
-    "Size of one compressed header block with all its CONTINUATIONs. A longer one ends the
-connection.")
+    "The maximum size of one compressed header block with all its CONTINUATIONs. A longer block ends
+the connection.")
    (max-reset-burst 4000 1 1000000 "resets"
-    "RST_STREAMs that the peer of one connection may send or provoke at once, not counting one for
-each call that has ended with :ok. The default lets a client cancel max-concurrent-streams calls
-several times over. More than this number ends the connection with ENHANCE_YOUR_CALM (rapid reset,
-CVE-2023-44487)."
+    "The maximum number of RST_STREAMs that the peer of one connection may send or provoke at once,
+not counting one for each call that has ended with :ok. With the default a client can cancel
+max-concurrent-streams calls several times over. More RST_STREAMs end the connection with
+ENHANCE_YOUR_CALM (rapid reset, CVE-2023-44487)."
     :for :server)
    (max-resets-per-second 200 1 1000000 "resets a second"
-    "How fast the resets of max-reset-burst become available again."
+    "The rate at which the resets of max-reset-burst become available again."
     :for :server)
    (max-idle-frame-burst 1000 1 1000000 "frames"
-    "The most frames without content that the peer of one connection may send at once: SETTINGS,
-PRIORITY, empty DATA, a server's PINGs, GOAWAY, frames of unknown type, and interim responses after
-the first of a stream. WINDOW_UPDATEs, and frames without content on streams that have ended, count
-only beyond eight for each DATA frame sent and for each stream. More than this number ends the
-connection with ENHANCE_YOUR_CALM.")
+    "The maximum number of frames without content that the peer of one connection may send at once.
+Such frames are SETTINGS, PRIORITY, empty DATA, a server's PINGs, GOAWAY, frames of unknown type,
+and interim responses after the first of a stream. WINDOW_UPDATEs, and frames without content on
+streams that have ended, count only beyond eight for each DATA frame sent and for each stream. More
+such frames end the connection with ENHANCE_YOUR_CALM.")
    (max-idle-frames-per-second 100 1 1000000 "frames a second"
-    "How fast the frames of max-idle-frame-burst become available again.")
+    "The rate at which the frames of max-idle-frame-burst become available again.")
    (settings-timeout-seconds 10 0.1 600 "seconds"
-    "How long a peer may take to acknowledge SETTINGS (RFC 9113 6.5.3).")
+    "The maximum time that a peer may take to acknowledge SETTINGS (RFC 9113 6.5.3).")
    (preface-timeout-seconds 10 0.1 600 "seconds"
-    "How long a new connection may take until its TLS handshake, if any, has ended and the peer's
-preface and first SETTINGS have arrived.")
+    "The maximum time that a new connection may take until its TLS handshake, if any, has ended and
+the peer's preface and first SETTINGS have arrived.")
    (keepalive-seconds 330 0 1000000000 "seconds"
-    "After this time without an octet from the peer, a PING is sent (gRFC A8, A9); a client sends
-it only while calls are under way. 0 means never. Servers of other implementations tolerate one
-PING each 300 seconds at best.")
+    "After this time without an octet from the peer, a PING is sent (gRFC A8, A9); a client sends it
+only while calls are under way. 0 means never. Servers of other implementations tolerate at most one
+PING each 300 seconds.")
    (keepalive-timeout-seconds 20 0.01 3600 "seconds"
-    "How long the peer may be silent after a keepalive PING. Then its connection is closed and its
-calls end with :unavailable.")
+    "The maximum time that the peer may be silent after a keepalive PING. After this time its
+connection is closed, and its calls end with :unavailable.")
    (min-keepalive-seconds 10 0 1000000000 "seconds"
-    "The least keepalive-seconds of a client, unless its keepalive-seconds is 0: a smaller value is
-raised to this one (gRFC A8)."
+    "The minimum value of keepalive-seconds of a client, unless its keepalive-seconds is 0. A
+smaller value is raised to this value (gRFC A8)."
     :for :channel)
    (keepalive-without-calls nil
     "Whether a client sends keepalive PINGs also while no call is under way. Many servers close
@@ -338,14 +347,14 @@ such a connection."
     :for :channel)
    (max-connection-idle-seconds 1800 0 1000000000 "seconds"
     "A connection that has had no calls for this time, or up to a quarter longer, is closed in
-order: a client closes it and connects again for the next call; a server sends GOAWAY. 0 means
+order. A client closes it and connects again for the next call; a server sends GOAWAY. 0 means
 never.")
    (max-connection-age-seconds 0 0 1000000000 "seconds"
     "A connection of this age, plus or minus a tenth, takes no more calls, so that clients connect
 again through their load balancer. 0 means never.")
    (max-connection-age-grace-seconds 0 0 1000000000 "seconds"
-    "How long the calls of a connection older than max-connection-age-seconds may continue. Then
-they end with :unavailable. 0 means for ever.")
+    "The maximum time for which the calls of a connection older than max-connection-age-seconds may
+continue. After this time they end with :unavailable. 0 means for ever.")
    (min-ping-interval-seconds 300 0 1000000000 "seconds"
     "A client's PING is a strike (max-ping-strikes) if it follows the previous one sooner than this,
 and in between no call began or ended and no DATA was sent (gRFC A8)."
@@ -355,135 +364,146 @@ and in between no call began or ended and no DATA was sent (gRFC A8)."
 min-ping-interval-seconds; if false, such a client must wait at least two hours between PINGs."
     :for :server)
    (max-ping-strikes 2 0 1000000 "strikes"
-    "How many PINGs of a client may come sooner than min-ping-interval-seconds allows. More than
-this number ends the connection with ENHANCE_YOUR_CALM, too_many_pings."
+    "The maximum number of PINGs of a client that may come sooner than min-ping-interval-seconds
+allows. More PINGs end the connection with ENHANCE_YOUR_CALM, too_many_pings."
     :for :server))
   (:listener
    (max-connections 20000 1 1000000 "connections"
-    "Connections that a server holds at once; fewer if the process has not enough descriptors. When
-the server has that many, a new connection of a peer that has fewer than another one replaces a
-connection of the peer that has the most. If the peer of the new connection itself has the most, the
-new connection is closed as soon as it is accepted.")
+    "The maximum number of connections that a server holds at once. It is lower if the process has
+not enough descriptors. At the limit a new connection replaces a connection of the peer that has the
+most connections. If the peer of the new connection itself has the most, the new connection is
+closed as soon as it is accepted.")
    (backlog 4096 1 65535 "connections"
-    "Length of the kernel's queue of connections that are not yet accepted.")
+    "The length of the kernel's queue of connections that are not yet accepted.")
    (reuse-port nil
     "Whether other processes of the same user may listen on the same TCP port, if they set this
 option too. The kernel distributes new connections among all of them (SO_REUSEPORT). A server that
-stops accepts the waiting connections, and leaves later ones to the other processes.")
+stops accepts the connections that wait, and leaves later connections to the other processes.")
    (unix-socket-mode #o600 0 #o777 "bits"
     "The permissions of a unix socket that the server listens on, as for chmod: #o600 means that
 only its owner may connect, #o660 the group as well. The directory's permissions count too."))
   (:server
    (max-connections-per-peer 10000 1 1000000 "connections"
-    "Connections of one peer: an IPv4 address, an IPv6 network of 64 bits, or a user on a unix
-socket. With a load balancer in front of the server, all connections come from the balancer's
-addresses. If the process has fewer descriptors than max-connections needs, one peer gets half of
-the available ones at most.")
+    "The maximum number of connections of one peer. A peer is an IPv4 address, an IPv6 network of 64
+bits, or a user on a unix socket. With a load balancer in front of the server, all connections come
+from the balancer's addresses. If the process has fewer descriptors than max-connections needs, one
+peer gets at most half of the available descriptors.")
    (max-handshakes 2000 1 1000000 "connections"
-    "Connections of a server that have not yet sent their preface and SETTINGS, or finished their
-TLS handshake. When a server has this many, each new connection closes another: the oldest of the
-peer that has the most of them.")
+    "The maximum number of connections of a server that have not yet sent their preface and
+SETTINGS, or have not finished their TLS handshake. At this limit each new connection closes another
+connection of this kind: the oldest connection of the peer that has the most.")
    (spare-descriptors 256 0 1000000 "descriptors"
-    "How many of the descriptors that the process may have (RLIMIT_NOFILE) a server leaves to
-others, such as clients, files and logs; at most a quarter of them. Descriptors that are open when
-the server starts are not counted.")
+    "The number of the descriptors that the process may have (RLIMIT_NOFILE) that a server leaves to
+other users, such as clients, files and logs, but at most a quarter of all descriptors. Descriptors
+that are open when the server starts are not counted.")
    (raise-descriptor-limit t
     "Whether a server that needs more descriptors than the soft limit allows raises the soft
 limit, up to the hard limit. Programs that the process starts inherit it.")
    (max-calls 100000 1 10000000 "calls"
-    "Calls that a server has under way at once; one more ends with :resource-exhausted before
-anything is done for it. A sixteenth is reserved for peers without a call, half of this for
-connections without a call. A peer may begin another call while it has at most 7 times the calls
-that are free besides: one peer alone may have 82,000 of 100,000, each of two peers 43,750.")
+    "The maximum number of calls that a server has under way at once. A further call ends with
+:resource-exhausted before any work is done for it. A sixteenth of this number is reserved for peers
+without a call, and half of that sixteenth for connections without a call. A peer may begin another
+call while it has at most 7 times as many calls as are free without these: of 100,000 calls, one
+peer alone may have 82,000, and each of two peers 43,750.")
    (max-fallback-body-octets 1048576 0 1073741824 "octets"
-    "The longest body of a request that is not gRPC, for `start-server`'s :http and :fallback; a
-longer one is answered with 413.")
+    "The maximum length of the body of a request that is not gRPC, for `start-server`'s :http and
+:fallback. A longer body is answered with 413.")
    (http1 t
-    "Whether a server with :http or :fallback answers HTTP/1.1 besides HTTP/2, on the same ports.
-A server with neither keyword never answers HTTP/1.1.")
+    "Whether a server with :http or :fallback answers HTTP/1.1 in addition to HTTP/2, on the same
+ports. A server with neither keyword never answers HTTP/1.1.")
    (max-http1-head-octets 16384 1024 1048576 "octets"
-    "The longest head of an HTTP/1.1 request, its request line and headers; a longer one is answered
-with 431. The trailers of a body in chunks have the same limit.")
+    "The maximum length of the head of an HTTP/1.1 request, that is, its request line and headers. A
+longer head is answered with 431. The trailers of a body in chunks have the same limit.")
    (max-http1-target-octets 8192 128 1048576 "octets"
-    "The longest path, with its query, of an HTTP/1.1 request; a longer one is answered with 414.")
+    "The maximum length of the path, with its query, of an HTTP/1.1 request. A longer path is
+answered with 414.")
    (max-http1-fields 100 4 10000 "fields"
-    "How many headers an HTTP/1.1 request may have; one with more is answered with 431.")
+    "The maximum number of headers of an HTTP/1.1 request. A request with more headers is answered
+with 431.")
    (max-http1-requests 100000 1 1000000000 "requests"
-    "How many requests of one HTTP/1.1 connection are answered; the last answer closes the
-connection, so that clients connect again through their load balancer.")
+    "The maximum number of requests of one HTTP/1.1 connection that are answered. The last answer
+closes the connection, so that clients connect again through their load balancer.")
    (http1-head-timeout-seconds 10 0.1 3600 "seconds"
-    "How long the head of an HTTP/1.1 request may take from its first octet on, or from the
-connection's beginning. Then the request is answered with 408, so that clients that send an octet
-now and then cannot hold connections.")
+    "The maximum time that the head of an HTTP/1.1 request may take, counted from its first octet or
+from the beginning of the connection. After this time the request is answered with 408, so that
+clients that send an octet now and then cannot hold connections.")
    (http1-body-timeout-seconds 60 0.1 86400 "seconds"
-    "How long the body of an HTTP/1.1 request may take after its head. Then the request is answered
-with 408. A stream of messages that comes in chunks may take longer if at least one whole message
-comes in each period of this length.")
+    "The maximum time that the body of an HTTP/1.1 request may take after its head. After this time
+the request is answered with 408. A stream of messages that comes in chunks may take longer if at
+least one whole message comes in each period of this length.")
    (http1-idle-seconds 75 0.1 86400 "seconds"
-    "How long an HTTP/1.1 connection may be without a request before it is closed. Most load
-balancers keep their connections for 60 seconds.")
+    "The maximum time that an HTTP/1.1 connection may be without a request before it is closed. Most
+load balancers keep their connections for 60 seconds.")
    (http1-send-timeout-seconds 60 0.1 86400 "seconds"
-    "If the peer of an HTTP/1.1 connection takes no octets of a waiting answer for this time, the
+    "If the peer of an HTTP/1.1 connection accepts no octets of a waiting answer for this time, the
 connection is closed.")
    (stream-head-seconds 1 0.01 86400 "seconds"
-    "How long the handler of a stream over gRPC-Web, Connect or REST may send nothing before the
-head of its answer is sent, since clients and proxies may wait for the head. In REST, an error
-before the head sets the HTTP status; a later error is in the body.")
+    "The time after which the head of an answer is sent although the handler, of a stream over
+gRPC-Web, Connect or REST, has sent nothing, because clients and proxies may wait for the head. In
+REST, an error before the head sets the HTTP status; a later error is in the body.")
    (max-running-handlers 1000 1 1000000 "handlers"
-    "Handlers of one connection that run on reserve threads or wait for a thread, including handlers
-whose calls were reset. More calls end with :resource-exhausted. The default equals
-max-concurrent-streams, so that a decent client never reaches it; reserve-threads bounds how many
-run at once.")
+    "The maximum number of handlers of one connection that run on reserve threads or wait for a
+thread, including handlers whose calls were reset. Further calls end with :resource-exhausted. The
+default equals max-concurrent-streams, so that a decent client never reaches it. The number of
+handlers that run at once is limited by reserve-threads.")
    (decompression-percent 25 1 100000 "percent"
-    "How much of one processor's time compressed messages of one peer may cost, beyond 200
-nanoseconds for each octet on the wire: 236 octets may become 200 KB that take 5 ms to decode. A
-peer may use a quarter of a second of this time at once; after that only its compressed messages
-wait. A server whose clients all use one proxy may need more.")
+    "The part of one processor's time that compressed messages of one peer may cost, in addition to
+200 nanoseconds for each octet on the wire. It is limited because 236 octets may become 200 KB that
+take 5 ms to decode. A peer may use a quarter of a second of this time at once; after that only its
+compressed messages wait. A server whose clients all use one proxy may need more.")
    (max-queued-octets 33554432 65536 1099511627776 "octets"
-    "Octets of one connection's answers that wait because its peer gives no window or does not read.
-Above this limit, no further call of the connection begins until some answers are sent. While the
-connections of a server together hold half of max-total-held-octets, each is limited to 64 KB.")
+    "The maximum number of octets of one connection's answers that wait because its peer gives no
+window or does not read. Above this limit, no further call of the connection begins until some
+answers are sent. While the connections of a server together hold half of max-total-held-octets,
+this limit is 64 KB.")
    (drain-seconds 10 0 3600 "seconds"
-    "How long `stop-server` lets running calls end before it cancels them."))
+    "The time for which `stop-server` waits for running calls to end before it cancels them."))
   (:reserve
    (reserve-threads 256 1 4096 "threads"
-    "Threads for handlers that block. They start when needed and end after idling
-(reserve-idle-seconds). A quarter is kept for connections without a thread, a sixteenth for peers
-without a thread, and a sixteenth for handlers that begin on the loop. A connection may take another
-thread while it has at most 4 times the threads that are free beyond that quarter: of 256, one
-connection alone may have 110; with more connections each gets fewer. With fewer than 16 threads
-none is kept for handlers that begin on the loop, but one more may be started for them. One more
-thread may also run for each loop that a reserve thread has taken over for good.")
+    "The maximum number of threads for handlers that block. Threads start when needed and end after
+idling (reserve-idle-seconds). A quarter of them is kept for connections without a thread, a
+sixteenth for peers without a thread, and a sixteenth for handlers that begin on the loop. A
+connection may take another thread while it has at most 4 times as many threads as are free beyond
+that quarter: of 256 threads, one connection alone may have 110; with more connections each gets
+fewer. With fewer than 16 threads no thread is kept for handlers that begin on the loop, but an
+additional thread may be started for them. An additional thread may also run for each loop that a
+reserve thread has taken over for good.")
    (reserve-queue 10000 0 1000000 "calls"
-    "Calls that may wait for a reserve thread; a further one is refused with :resource-exhausted.")
+    "The maximum number of calls that may wait for a reserve thread. A further call is refused with
+:resource-exhausted.")
    (reserve-wait-seconds 5 0.001 3600 "seconds"
-    "How long a call may wait for a reserve thread before it is refused with :resource-exhausted.
-Without this limit, handlers that hold all threads and call this same server would wait for ever.")
+    "The maximum time that a call may wait for a reserve thread before it is refused with
+:resource-exhausted. Without this limit, handlers that hold all threads and call the same server
+would wait for ever.")
    (reserve-idle-seconds 3 0.1 3600 "seconds"
-    "A reserve thread ends after this time without work. Starting one again costs 0.1 ms; idle ones
-make garbage collection longer."))
+    "A reserve thread ends after this time without work. Starting a thread again costs 0.1 ms; idle
+threads make garbage collection longer."))
   (:channel
    (retry t
     "Whether calls are retried and hedged by the policies of the service config (gRFC A6). If false,
 only calls that their server has not seen are repeated.")
    (max-attempts 5 1 1000 "attempts"
-    "The most attempts of one call that a retry or hedging policy may request (5 in gRFC A6).")
+    "The maximum number of attempts of one call that a retry or hedging policy may request (5 in
+gRFC A6).")
    (replay-octets 262144 0 1073741824 "octets"
-    "How much of its requests one call keeps until its response begins, if its method has a retry or
-hedging policy. A call that sends more is not tried again. The default is grpc-go's.")
+    "The maximum number of octets of its requests that a call keeps until its response begins, if
+its method has a retry or hedging policy. A call that sends more is not tried again. The default is
+grpc-go's.")
    (resend-octets 16384 0 1073741824 "octets"
-    "How much of a stream's requests one call without a retry or hedging policy keeps until its
-response begins, so that the call can be repeated if its server has not seen it. With 0 nothing is
-kept: then only calls that have sent no message yet, or have a single request, can be repeated.")
+    "The maximum number of octets of a stream's requests that a call without a retry or hedging
+policy keeps until its response begins, so that the call can be repeated if its server has not seen
+it. With 0 nothing is kept, and only calls that have sent no message yet, or have a single request,
+can be repeated.")
    (resend-messages 4 1 1000000 "messages"
-    "How many messages of a stream a call without a retry or hedging policy keeps, so that it can be
-repeated. A call that sends more keeps nothing: servers refuse calls at their beginning, and each
-kept message costs time.")
+    "The maximum number of messages of a stream that a call without a retry or hedging policy keeps,
+so that it can be repeated. A call that sends more keeps nothing, because servers refuse calls at
+their beginning, and each kept message costs time.")
    (total-replay-octets 16777216 0 1099511627776 "octets"
-    "How much all calls of a channel together keep of their requests (replay-octets and
-resend-octets). Above this limit a call keeps nothing.")
+    "The maximum number of octets of requests that all calls of a channel together keep
+(replay-octets and resend-octets). Above this limit a call keeps nothing.")
    (connect-timeout-seconds 20 0.01 600 "seconds"
-    "How long an attempt to connect to one address may take (gRPC connection back-off document).")
+    "The maximum time that an attempt to connect to one address may take (gRPC connection back-off
+document).")
    (connection-attempt-delay-seconds 0.25 0.1 2 "seconds"
     "If a server has several addresses, the time from an attempt to connect to one address until an
 attempt to the next begins in parallel (gRFC A61).")
@@ -492,37 +512,38 @@ attempt to the next begins in parallel (gRFC A61).")
    (backoff-factor 1.6 1 10 "times"
     "The factor by which the wait between attempts to connect grows with each failed attempt.")
    (backoff-jitter 0.2 0 1 "of the wait"
-    "The random part of the wait between attempts to connect, so that clients do not all connect
-again at once.")
+    "The fraction by which the wait between attempts to connect varies at random, so that clients do
+not all connect again at once.")
    (backoff-maximum-seconds 120 0.001 3600 "seconds"
-    "Longest wait between attempts to connect.")
+    "The maximum wait between attempts to connect.")
    (dns-timeout-seconds 5 0.05 600 "seconds"
     "The time limit of a query to a DNS server that a channel's target names, or for service
 configs. Within that time the query is sent three times.")
    (resolve-interval-seconds 30 0 3600 "seconds"
-    "A channel that has lost a server, or cannot reach one, looks its target's name up again, but no
-sooner than this after the last look-up that had an answer.")
+    "A channel that has lost a server, or cannot reach one, looks its target's name up again, but at
+the earliest when this time has passed since the last look-up that had an answer.")
    (max-addresses 1000 1 1000000 "addresses"
-    "How many addresses of its target a channel uses: the first ones that its resolver reports. A
-warning is logged if there are more: round_robin and some other policies connect to each address.")
+    "The maximum number of addresses of its target that a channel uses, which are the first
+addresses that its resolver reports. If there are more, a warning is logged. The number is limited
+because round_robin and some other policies connect to each address.")
    (max-subchannels 4000 1 1000000 "subchannels"
-    "How many servers all balancers of a channel together may have, with removed servers that finish
-their last calls: a service config may have many targets, each with all addresses. Further servers
-are ignored, with a warning.")
+    "The maximum number of servers that all balancers of a channel together may have, including
+removed servers that finish their last calls. It is limited because a service config may have many
+targets, each with all addresses. Further servers are ignored, with a warning.")
    (dns-service-config nil
     "Whether a channel to a name takes its service config from the TXT records of _grpc_config.NAME
 (gRFC A2). Most names have no such record, and each look-up of the name costs one more query.")
    (idle-seconds 1800 0 1000000000 "seconds"
     "A channel that has had no calls for this time becomes idle: its connections, its balancer and
-its resolver end; the next call starts them again. Surplus connections to one server (see
+its resolver end. The next call starts them again. Surplus connections to one server (see
 connections-per-subchannel) end after this time too, while the channel continues. The time may be an
 eighth longer. 0 means never; other times under a second count as one second.")
    (max-connections-per-subchannel 10 1 1000 "connections"
-    "The most connections to one server that a service config may request (connectionScaling, gRFC
-A105).")
+    "The maximum number of connections to one server that a service config may request
+(connectionScaling, gRFC A105).")
    (connections-per-subchannel 1 1 1000 "connections"
-    "How many connections to each server are made and kept, even if a service config asks for fewer.
-A call uses the oldest connection with a free stream.")
+    "The number of connections to each server that are made and kept, even if a service config asks
+for fewer. A call uses the oldest connection with a free stream.")
    (share-connections nil
     "Whether channels that have the same options, credentials and authority use the same connections
 to the same addresses. Channels that share connections share one event loop, so threads that block
@@ -533,47 +554,50 @@ on them wait for each other; threads on channels with their own connections do n
     "The maximum number of entries in the ring of the policy ring_hash, even if a service config
 asks for more (gRFC A42). Each channel has a ring, in which an entry takes 16 octets.")
    (max-concurrent-requests 0 0 1000000000 "calls"
-    "How many calls of a channel may be in flight. A further call ends at once with :unavailable,
-and is not retried (gRFC A32). 0 means no limit.")
+    "The maximum number of calls of a channel in flight. A further call ends at once with
+:unavailable, and is not retried (gRFC A32). 0 means no limit.")
    (breaker-max-calls 0 0 1000000000 "calls"
-    "How many calls one server may have. A call that no other server accepts ends at once with
-:unavailable, and is not retried. 0 means no limit.")
+    "The maximum number of calls to one server. A call that no other server accepts
+ends at once with :unavailable, and is not retried. 0 means no limit.")
    (breaker-max-waiting 0 0 1000000000 "calls"
-    "How many calls of a channel that is ready may wait until one server allows them a stream. A
-further call for that server ends at once with :unavailable, and is not retried. 0 means no limit.")
+    "The maximum number of calls of a channel that is ready that may wait until a server allows them
+a stream. A further call for that server ends at once with :unavailable, and is not retried. 0 means
+no limit.")
    (breaker-failure-percent 0 0 100 "percent"
     "If this percentage of the calls to one server in breaker-window-seconds has failed by its
 fault, it gets no calls for breaker-open-seconds. Then one call is tried; its outcome decides
 whether the server gets more calls. Calls that no other server accepts end at once with
 :unavailable, and are not retried. 0 means that failures are not counted.")
    (breaker-min-calls 20 1 1000000000 "calls"
-    "With fewer calls in breaker-window-seconds, breaker-failure-percent does not apply: of few
-calls, one or two failures prove little.")
+    "The minimum number of calls in breaker-window-seconds with which breaker-failure-percent
+applies. With fewer calls, one or two failures prove little.")
    (breaker-window-seconds 10 0.01 3600 "seconds"
     "The time in which calls and their failures are counted for breaker-failure-percent.")
    (breaker-open-seconds 5 0.01 3600 "seconds"
-    "How long a server gets no calls after too many have failed (breaker-failure-percent).")
+    "The time for which a server gets no calls after too many have failed
+(breaker-failure-percent).")
    (max-client-loops 0 0 1024 "loops"
     "A new channel gets an event loop of its own while the channels of the image have fewer loops
-than this; otherwise it shares one. Blocking callers on different loops do not wait for each
+than this; otherwise it shares a loop. Blocking callers on different loops do not wait for each
 other's thread, and loops run on different processors. An idle loop keeps a thread and 0.1 MB. 0
 means as many loops as processors, but at least 4 and at most 16."))
   (:tracing
    (max-span-attributes 128 0 65536 "attributes"
-    "How many attributes a span, an event or a link may have; the default is OpenTelemetry's.
+    "The maximum number of attributes of a span, an event or a link. The default is OpenTelemetry's.
 Further attributes are dropped and counted.")
    (max-span-events 128 0 65536 "events"
-    "How many events, such as the messages of its call, a span may have; the default is
+    "The maximum number of events, such as the messages of its call, of a span. The default is
 OpenTelemetry's. Further events are omitted and counted.")
    (max-span-links 128 0 65536 "links"
-    "How many links a span may have; the default is OpenTelemetry's. Further links are omitted and
-counted.")
+    "The maximum number of links of a span. The default is OpenTelemetry's. Further links are
+omitted and counted.")
    (max-attribute-characters 1024 1 1048576 "characters"
-    "How long a text in a span may be: a value of an attribute, a name, the text of a status, which
-may be a peer's. A longer text is truncated.")
+    "The maximum length of a text in a span: a value of an attribute, a name, or the text of a
+status, which may come from a peer. A longer text is truncated.")
    (max-queued-spans 2048 1 1000000 "spans"
-    "How many finished spans of one loop may wait for an exporter; as many may wait of all threads
-that run no loop. The default is OpenTelemetry's. Further spans are dropped and counted.")
+    "The maximum number of finished spans of one loop that may wait for an exporter. The same number
+may wait for all threads that run no loop together. The default is OpenTelemetry's. Further spans
+are dropped and counted.")
    (batch-spans 512 1 1000000 "spans"
     "When this many finished spans of one loop wait, the exporter is called early; the default is
 OpenTelemetry's.")))
@@ -583,16 +607,16 @@ OpenTelemetry's.")))
   (find-symbol (string name) '#:clgrpc.option))
 
 (defun fill-options (options arguments)
-  "Fill OPTIONS, a new object, from the keyword ARGUMENTS, which CHECK-OPTIONS has checked; of two
-arguments with the same name the first is used. Return OPTIONS."
+  "Fill OPTIONS, a new object, from the keyword ARGUMENTS, which CHECK-OPTIONS has checked. If two
+arguments have the same name, the first is used. Return OPTIONS."
   (loop for (name) on arguments by #'cddr
         do (setf (slot-value options (option-slot name)) (getf arguments name)))
   options)
 
 (defun make-options (&rest arguments)
   "Return options for one end of a connection, with the values of the keyword ARGUMENTS and defaults
-for the rest. Signal MISUSE for a name that is not in the table or does not apply to such an end,
-and for a wrong value."
+for the rest. Signal MISUSE for a name that is not in the table or does not apply to one end of a
+connection, and for a wrong value."
   (check-options :connection arguments)
   (fill-options (%make-options) arguments))
 
@@ -624,11 +648,13 @@ and for a wrong value."
           collect (cons row (slot-value options slot))))
 
 (defconstant +most-held-octets+ (* 128 1024 1024)
-  "The upper bound of the default limit for all links together, however large the heap: a collection
-that copies this many octets stops all threads for about an eighth of a second.")
+  "The maximum default of the limit for all links together, however large the heap is. It is limited
+because a collection that copies this number of octets stops all threads for about an eighth of a
+second.")
 
 (define-hot (total-held-limit :inline t) ((options options)) index
-  "The octets that all links of a server or channel with OPTIONS may hold together."
+  "The maximum number of octets that all links of a server or channel with OPTIONS may hold
+together."
   (let ((limit (options-max-total-held-octets options)))
     (if (zerop limit)
         (min +most-held-octets+ (ash (sb-ext:dynamic-space-size) -2))

@@ -11,8 +11,8 @@
   ((position :initarg :position :reader invalid-base64-position)) ; of the first wrong character
   (:report (lambda (condition stream)
              (format stream "Invalid base64 at character ~D." (invalid-base64-position condition))))
-  (:documentation "A text that must be base64 is not. POSITION is the offset of the first wrong
-character or, if the text ends too early, its length."))
+  (:documentation "A text that must be base64 is not base64. POSITION is the offset of the first
+wrong character or, if the text ends too early, the text's length."))
 
 (document-functions
   invalid-base64-position "The offset of the first character that is not base64.")
@@ -60,8 +60,8 @@ PADDING is true; gRPC metadata have no padding."
     text))
 
 (define-hot base64-end ((octets octets) (start index) (end index)) index
-  "The end of the digits from START to END, where padding begins. Signal INVALID-BASE64 for padding
-that does not complete a group, and for a single digit."
+  "Return the end of the digits from START to END, which is the beginning of the padding. Signal
+INVALID-BASE64 for padding that does not complete a group, and for a single digit."
   (let* ((padding (loop for i of-type index from end above start
                         while (= (aref octets (1- i)) #.(char-code #\=))
                         count t))
@@ -102,8 +102,8 @@ that does not complete a group, and for a single digit."
     decoded))
 
 (define-hot text-codes ((text simple-string) (start index) (end index)) octets
-  "The codes of TEXT from START to END. A character with a code above 255 gets some code outside the
-alphabet."
+  "Return the codes of the characters of TEXT from START to END as octets. A character with a code
+above 255 gets some code outside the alphabet."
   (let ((octets (make-octets (- end start))))
     (with-text-type (text)
       (loop for i of-type index from start below end
@@ -112,7 +112,7 @@ alphabet."
 
 (defun decode-base64 (text &key (start 0) (end (length text)) any-alphabet)
   "Return the octets that TEXT, a string or octets, holds in base64 from START to END, with or
-without padding. With ANY-ALPHABET the digits of the URL alphabet are valid, too (RFC 4648 section
+without padding. With ANY-ALPHABET the digits of the URL alphabet are also valid (RFC 4648 section
 5). Signal INVALID-BASE64 if the text is not base64."
   (declare (type (or string octets) text))
   (let ((digit-values (if any-alphabet **any-base64-values** **base64-values**)))

@@ -11,8 +11,8 @@
 ;;; From rational numbers
 
 (defun nearest-bits (numerator denominator digits least)
-  "Return the bits of the float nearest to NUMERATOR over DENOMINATOR, integers from 1, ties to
-even. The float format has DIGITS significant bits; its smallest denormal is two to
+  "Return the bits of the float nearest to NUMERATOR over DENOMINATOR, positive integers, with ties
+to even. The float format has DIGITS significant bits; its smallest denormal is two to
 the power LEAST. If the quotient is too large, the bits are those of infinity or a greater number."
   (flet ((scaled (rounding power)
            (if (minusp power)
@@ -29,7 +29,8 @@ the power LEAST. If the quotient is too large, the bits are those of infinity or
       (+ (values (scaled #'round power)) (ash (- power least) (1- digits))))))
 
 (defun bits-of-double (bits negative)
-  "The double with the magnitude BITS, or nil if the magnitude is infinity or more."
+  "Return the double with the magnitude BITS, or nil if the magnitude is that of infinity or
+greater."
   (when (< bits #x7FF0000000000000)
     (sb-kernel:make-double-float (- (ash bits -32) (if negative #x80000000 0))
                                  (ldb (byte 32 0) bits))))
@@ -45,13 +46,14 @@ the power LEAST. If the quotient is too large, the bits are those of infinity or
   (bits-of-single (nearest-bits numerator denominator 24 -149) negative))
 
 (defun rational-double (rational)
-  "Return the double nearest to RATIONAL, ties to even; nil if it is too large for one."
+  "Return the double nearest to RATIONAL, with ties to even, or nil if it is too large for a
+double."
   (if (zerop rational)
       0d0
       (double-of-quotient (abs (numerator rational)) (denominator rational) (minusp rational))))
 
 (defun rational-single (rational)
-  "As RATIONAL-DOUBLE, for a single float."
+  "Do what RATIONAL-DOUBLE does, for a single float."
   (if (zerop rational)
       0f0
       (single-of-quotient (abs (numerator rational)) (denominator rational) (minusp rational))))
@@ -67,8 +69,8 @@ and with NEGATIVE."
 
 (defun digits-double (digits exponent negative)
   "Return the double nearest to DIGITS times ten to the power EXPONENT, with a minus sign if
-NEGATIVE, ties to even; nil if that is too large for one. The work is bounded if the length of
-DIGITS is bounded."
+NEGATIVE and with ties to even, or nil if that is too large for a double. The work is bounded if the
+length of DIGITS is bounded."
   (flet ((signed (double) (if negative (- double) double)))
     (let ((magnitude (+ exponent (ceiling (* (integer-length digits) 0.30103d0)))))
       (cond ((or (zerop digits) (< magnitude -330)) (signed 0d0))
@@ -82,7 +84,7 @@ DIGITS is bounded."
             (t (call-with-quotient #'double-of-quotient digits exponent negative))))))
 
 (defun digits-single (digits exponent negative)
-  "As DIGITS-DOUBLE, for a single float."
+  "Do what DIGITS-DOUBLE does, for a single float."
   (let ((double (digits-double digits exponent nil)))
     (cond ((or (null double) (> double 3.5d38)) nil)
           ((zerop double) (if negative -0f0 0f0))
@@ -92,7 +94,7 @@ DIGITS is bounded."
 
 (defun single-clear-p (double)
   "True if a number that was rounded to DOUBLE can safely be rounded again, to a normalized single
-float: DOUBLE is not next to the midpoint of two single floats."
+float. This is so if DOUBLE is not next to the midpoint of two single floats."
   (and (< 2d-38 double 3.4d38)
        (not (<= #xFFFFFFF
                 (logand #x1FFFFFFF (sb-kernel:double-float-low-bits double))
@@ -114,7 +116,8 @@ integer and the exponent E of the first digit: NUMBER is about d.ddd × 10^E."
           (values digits exponent)))))
 
 (defun denormal-decimal (float)
-  "FLOAT, which is denormal, in the fewest decimal digits that read back as the same float."
+  "Return FLOAT, which must be denormal, in the fewest decimal digits that are read back as the same
+float."
   ;; the two floats next to FLOAT are equally far from it, so for each length it suffices to try the
   ;; nearest decimal
   (let ((number (rational (abs float))))
@@ -133,7 +136,8 @@ integer and the exponent E of the first digit: NUMBER is about d.ddd × 10^E."
         when (zerop rest) return count))
 
 (define-hot nanos-decimal ((nanos (unsigned-byte 50)) negative) simple-base-string
-  "The text of NANOS billionths, at least one, in the form that FLOAT-DECIMAL returns."
+  "Return the text of NANOS billionths, where NANOS is at least one, in the form that FLOAT-DECIMAL
+returns."
   (let* ((small (< nanos 1000000))
          (digits nanos)
          (places (if small (1- (digit-count nanos)) 9)) ; digits after the point
@@ -165,8 +169,8 @@ integer and the exponent E of the first digit: NUMBER is about d.ddd × 10^E."
       text)))
 
 (define-hot short-decimal ((float double-float)) (or null simple-base-string)
-  "FLOAT in the form that FLOAT-DECIMAL returns, if it is less than a million and a whole number of
-billionths, as most times in seconds are; else nil."
+  "Return FLOAT in the form that FLOAT-DECIMAL returns, if it is less than a million and a whole
+number of billionths, as most times in seconds are. Otherwise return nil."
   (let ((magnitude (abs float)))
     (when (< 0d0 magnitude 1d6)
       ;; Decimals of at most 15 digits become different doubles, so this is FLOAT's shortest
@@ -178,8 +182,8 @@ billionths, as most times in seconds are; else nil."
           (nanos-decimal nanos (minusp float)))))))
 
 (defun float-decimal (float)
-  "Return FLOAT, which is finite, in the fewest decimal digits that read back as the same float, as
-a base string: 0.5, 100.0, 1.0e23."
+  "Return FLOAT, which is finite, in the fewest decimal digits that are read back as the same float,
+as a base string: 0.5, 100.0, 1.0e23."
   (or (and (typep float 'double-float) (short-decimal float))
       (coerce (if (sb-ext:float-denormalized-p float)
                   (denormal-decimal float)

@@ -26,17 +26,17 @@
              (format stream "Invalid JSON at line ~D, column ~D: ~A."
                      (json-error-line condition) (json-error-column condition)
                      (json-error-text condition))))
-  (:documentation "A text is not JSON. LINE and COLUMN, both counted from 1, give the place; TEXT
-describes the expected element."))
+  (:documentation "A text is not JSON. LINE and COLUMN, both counted from 1, are the place of the
+error; TEXT describes the error."))
 
 (document-functions
   json-error-line "The line, from 1, at which a text ceases to be JSON."
   json-error-column "The column, from 1, at which a text ceases to be JSON."
-  json-error-text "The error in the text, as text.")
+  json-error-text "A description of the error, as text.")
 
 (defconstant +json-number-length+ 1100
-  "The most characters of a number that is read: the exact decimal form of a double has up to
-1,077.")
+  "The maximum number of characters of a number that is read. The exact decimal form of a double has
+up to 1,077 characters.")
 
 (defstruct (json-reader (:constructor %make-json-reader (octets end max-depth)) (:copier nil))
   "The state of reading a JSON text."
@@ -47,14 +47,15 @@ describes the expected element."))
   (max-depth 0 :type index))            ; the most arrays and objects that may be open
 
 (document-functions
-  json-reader-position "The position of READER in its octets. SETFable to an earlier position."
-  json-reader-depth "The number of objects and arrays around the position of READER. SETFable
+  json-reader-position "The position of READER in its octets. SETF moves READER back to an earlier
+position."
+  json-reader-depth "The number of objects and arrays around the position of READER. SETF it
 together with the position."
   json-reader-octets "The octets that READER reads.")
 
 (defun source-octets (source max-length option)
-  "SOURCE, a string or octets, as octets; signal LIMIT-EXCEEDED for OPTION if there are more than
-MAX-LENGTH characters or octets."
+  "Return SOURCE, a string or octets, as octets. Signal LIMIT-EXCEEDED for OPTION if SOURCE has more
+than MAX-LENGTH characters or octets."
   (declare (type (or string octets) source))
   (when (> (length source) max-length)
     (error 'limit-exceeded :option option :limit max-length :actual (length source)))
@@ -90,7 +91,7 @@ that nest deeper than MAX-DEPTH."
         nil)))
 
 (defun describe-next (reader)
-  "The next character of READER, as text for an error."
+  "Return the next character of READER, as text for an error."
   (let ((char (peek-json reader)))
     (cond ((null char) "the end of the text")
           ((< 32 (char-code char) 127) (format nil "`~C'" char))
@@ -109,14 +110,14 @@ that nest deeper than MAX-DEPTH."
         finally (return char)))
 
 (defun expect-json (reader char)
-  "Skip CHAR, which must come next after white space; signal JSON-ERROR if it does not."
+  "Skip white space and CHAR, which must follow; otherwise signal JSON-ERROR."
   (unless (eql char (skip-json-space reader))
     (json-fail reader "`~C' expected, not ~A" char (describe-next reader)))
   (step-json reader)
   nil)
 
 (defun expect-json-end (reader)
-  "Signal JSON-ERROR unless nothing but white space is left."
+  "Signal JSON-ERROR unless only white space is left."
   (when (skip-json-space reader)
     (json-fail reader "end of the text expected, not ~A" (describe-next reader))))
 
@@ -210,7 +211,8 @@ neither fraction nor exponent."
         (step-json reader)))))
 
 (defun read-json-escape (reader)
-  "Read the rest of an escape, after its backslash; return the character that the escape means."
+  "Read the rest of an escape, after its backslash; return the character that the escape
+represents."
   (let ((char (peek-json reader)))
     (step-json reader)
     (case char
@@ -258,7 +260,7 @@ the quotation mark or backslash after them."
       (incf at))))
 
 (defun decode-json-text (reader start)
-  "The string whose UTF-8 lies between START and the position of READER."
+  "Return the string whose UTF-8 is between START and the position of READER."
   (handler-case (decode-utf8 (json-reader-octets reader) start (json-reader-position reader))
     (invalid-utf8 (condition)
       (setf (json-reader-position reader) (+ start (invalid-utf8-position condition)))
@@ -277,8 +279,8 @@ the quotation mark or backslash after them."
             (coerce (read-json-string-rest reader string) 'simple-string))))))
 
 (defun read-json-string-rest (reader beginning)
-  "BEGINNING followed by the rest of the string, which starts with an escape; its backslash has been
-read."
+  "Return BEGINNING followed by the rest of the string. The rest starts with an escape, whose
+backslash has been read."
   (with-output-to-string (string)
     (write-string beginning string)
     (loop
@@ -379,10 +381,10 @@ comes next in READER."
 
 (defun parse-json (source &key (max-depth 100) (max-length (expt 2 24)))
   "Return the value of SOURCE, a JSON text, as a string or octets in UTF-8: one value with white
-space around it. Objects are alists with string keys, arrays simple-vectors, the words :TRUE, :FALSE
-and :NULL. Signal JSON-ERROR with line and column if SOURCE is not JSON, LIMIT-EXCEEDED if it nests
-deeper than MAX-DEPTH, is longer than MAX-LENGTH characters or octets, or has a number that is too
-long."
+space around it. An object becomes an alist with strings as keys, and an array a simple-vector;
+true, false and null become :TRUE, :FALSE and :NULL. Signal JSON-ERROR with line and column if
+SOURCE is not JSON. Signal LIMIT-EXCEEDED if it nests deeper than MAX-DEPTH, is longer than
+MAX-LENGTH characters or octets, or has a number that is too long."
   (let* ((reader (make-json-reader source :max-depth max-depth :max-length max-length))
          (value (read-json-value reader)))
     (expect-json-end reader)
@@ -427,8 +429,8 @@ long."
 (define-hot append-quoted ((text simple-string) (start index) (end index) (octets octets)
                             (at index))
     index
-  "Write the characters START to END of TEXT in the form that they have in strings of JSON; there
-must be room for six octets each. Return the position after the last octet."
+  "Write the characters START to END of TEXT in the form that they have in strings of JSON. OCTETS
+must have room for six octets for each character. Return the position after the last octet."
   (macrolet ((put (octet) `(setf (aref octets at) ,octet at (1+ at)))
              (quote-all (type)
                `(let ((text (sb-ext:truly-the ,type text)))
@@ -476,7 +478,8 @@ must be room for six octets each. Return the position after the last octet."
       (append-ascii buffer (coerce (format nil "~D" integer) 'simple-base-string))))
 
 (defun append-json-float (buffer float)
-  "Append FLOAT, which is finite, to BUFFER in the fewest digits that read back as the same float."
+  "Append FLOAT, which is finite, to BUFFER in the fewest digits that are read back as the same
+float."
   (unless (finite-p float)
     (misuse "JSON has no number for ~A." float))
   (append-ascii buffer (float-decimal float)))
@@ -498,8 +501,8 @@ must be room for six octets each. Return the position after the last octet."
   (append-json-value buffer (cdr member)))
 
 (defun append-json-value (buffer value)
-  "Append VALUE, of the shapes that PARSE-JSON returns, to BUFFER as JSON without white space. A
-float may be of any format. Signal MISUSE for a value without a form in JSON."
+  "Append VALUE, in a form that PARSE-JSON returns, to BUFFER as JSON without white space. A float
+may be of any format. Signal MISUSE for a value without a form in JSON."
   (typecase value
     (string (append-json-string buffer value))
     (integer (append-json-integer buffer value))
@@ -516,8 +519,8 @@ float may be of any format. Signal MISUSE for a value without a form in JSON."
   (octets-string (buffer-octets buffer) :start (buffer-start buffer) :end (buffer-end buffer)))
 
 (defun write-json (value &key stream)
-  "Write VALUE, of the shapes that PARSE-JSON returns, as JSON without white space to STREAM, or
-return it as a string if STREAM is NIL. A float may be of any format. Signal MISUSE for a value
+  "Write VALUE, in a form that PARSE-JSON returns, as JSON without white space to STREAM, or return
+this JSON as a string if STREAM is NIL. A float may be of any format. Signal MISUSE for a value
 without a form in JSON, such as an infinity or a symbol."
   (let ((buffer (make-buffer :size 256)))
     (append-json-value buffer value)

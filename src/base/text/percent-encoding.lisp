@@ -4,7 +4,7 @@
 (in-package #:clgrpc.base)
 
 (define-hot (digit-weight :inline t) ((char character)) (integer -1 15)
-  "The value of the hexadecimal digit CHAR; -1 if CHAR is no such digit."
+  "Return the value of the hexadecimal digit CHAR, or -1 if CHAR is not a hexadecimal digit."
   (let ((code (char-code char)))
     (cond ((<= 48 code 57) (- code 48))
           ((<= 97 (logior code 32) 102) (- (logior code 32) 87))
@@ -13,9 +13,9 @@
 (define-hot percent-octets ((text simple-string) (start index) (end index)
                               &key (plus boolean nil) (keep-slashes boolean nil))
     (or null octets)
-  "The octets of TEXT, in which each character is one octet, from START to END. Each %XX is decoded,
-except %2F if KEEP-SLASHES is true; if PLUS is true, a plus sign means a space. Return nil if a %
-lacks its two hexadecimal digits, or the code of a character exceeds 255."
+  "Return the octets of TEXT, in which each character is one octet, from START to END. Each %XX is
+decoded, except %2F if KEEP-SLASHES is true. If PLUS is true, a plus sign means a space. Return nil
+if a % lacks its two hexadecimal digits, or the code of a character exceeds 255."
   (let ((octets (make-octets (- end start))) (fill 0) (at start))
     (declare (type index fill at))
     (flet ((put (octet)
@@ -43,7 +43,8 @@ lacks its two hexadecimal digits, or the code of a character exceeds 255."
     (if (= fill (length octets)) octets (subseq-octets octets 0 fill))))
 
 (defun percent-decoded (text)
-  "TEXT as octets in UTF-8 with each %XX decoded, or nil if no two hexadecimal digits follow a %."
+  "Return TEXT as octets in UTF-8 with each %XX decoded, or nil if a % is not followed by two
+hexadecimal digits."
   (let* ((octets (string-octets text))
          (decoded (make-octets (length octets)))
          (fill 0)
@@ -61,7 +62,7 @@ lacks its two hexadecimal digits, or the code of a character exceeds 255."
     (subseq decoded 0 fill)))
 
 (defun percent-decoded-text (text)
-  "TEXT with each %XX decoded, as UTF-8; nil if it is malformed."
+  "Return TEXT with each %XX decoded, where the octets are UTF-8, or nil if it is malformed."
   (let ((octets (percent-decoded text)))
     (and octets
          (handler-case (octets-string octets)

@@ -3,8 +3,8 @@
 (in-package #:clgrpc.base)
 
 (defun parse-authority (text start end)
-  "The host, the port or nil, and the user or nil of the authority in TEXT from START to END; nil if
-it is malformed."
+  "Return three values of the authority in TEXT from START to END: the host, the port or nil, and
+the user or nil. Return nil if the authority is malformed."
   (let* ((at (position #\@ text :start start :end end :from-end t))
          (user (and at (subseq text start at)))
          (start (if at (1+ at) start))
@@ -26,10 +26,10 @@ it is malformed."
          (values host port user))))
 
 (defun split-url (text)
-  "The parts of TEXT, [SCHEME://][USER@]HOST[:PORT][/PATH][?QUERY]: the host without brackets, the
-port or nil, the path with the query, which begins with a slash, the scheme in lower case or nil,
-and the user, not decoded, or nil. A fragment is dropped. Return nil if TEXT does not have this
-form, or has a character that is not printable ASCII. From any thread."
+  "Return five values of TEXT, [SCHEME://][USER@]HOST[:PORT][/PATH][?QUERY]: the host without
+brackets, the port or nil, the path with the query, which begins with a slash, the scheme in lower
+case or nil, and the user, not decoded, or nil. A fragment is dropped. Return nil if TEXT does not
+have this form, or has a character that is not printable ASCII. From any thread."
   (when (and (stringp text)
              (every (lambda (char) (char< #\Space char #\Rubout)) text))
     (let* ((mark (search "://" text))
@@ -47,6 +47,6 @@ form, or has a character that is not printable ASCII. From any thread."
                   user))))))
 
 (defun host-and-port (host port)
-  "HOST, a name or an address without brackets, and PORT as HOST:PORT, with brackets around an IPv6
-address. From any thread."
+  "Return HOST, a name or an address without brackets, and PORT as HOST:PORT, with brackets around
+an IPv6 address. From any thread."
   (format nil "~:[~A~;[~A]~]:~D" (find #\: host) host port))

@@ -54,7 +54,7 @@ are not all ASCII. Return 0 if all are ASCII, else 1."
 
 (define-kernel %wide-among ((from :sap) (count :count)) (wide)
     (:integers (here limit) :vectors (some others))
-    "0 if all of the COUNT 32-bit characters at FROM, at least 16, are ASCII; else 1."
+    "Return 0 if all of the COUNT 32-bit characters at FROM, at least 16, are ASCII, else 1."
   (inst mov wide 1)
   (inst xor here here)
   (inst lea limit (memory -16 count))
@@ -75,8 +75,9 @@ are not all ASCII. Return 0 if all are ASCII, else 1."
 
 (define-kernel %wide-extra ((from :sap) (count :count)) (extra here)
     (:integers (next) :vectors (some others more sums))
-    "Examine the COUNT 32-bit characters at FROM, except at most seven at the end. Return the octets
-of UTF-8 that the examined characters take beyond one for each, and their count."
+    "Examine the COUNT 32-bit characters at FROM, except at most seven at the end. Return two
+numbers: the number of octets of UTF-8 that the examined characters take in addition to one octet
+each, and the number of these characters."
   (inst xor here here)
   (inst pxor sums sums)
   LOOP
@@ -219,8 +220,8 @@ at a time while they are below U+0800. Return the numbers of characters read and
 
 (define-kernel %count-starts ((from :sap) (count :count)) (starts here)
     (:integers (mask) :vectors (octets))
-    "Two numbers: how many of the COUNT (a multiple of sixteen) octets at FROM begin a character;
-and COUNT."
+    "Return two numbers: the number of octets that begin a character, among the COUNT octets at
+FROM, where COUNT is a multiple of sixteen; and COUNT."
   (inst xor here here)
   (inst xor starts starts)
   LOOP

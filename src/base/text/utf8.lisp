@@ -12,8 +12,8 @@
   ((position :initarg :position :reader invalid-utf8-position)) ; of the first wrong octet
   (:report (lambda (condition stream)
              (format stream "Invalid UTF-8 at octet ~D." (invalid-utf8-position condition))))
-  (:documentation "Octets that must be UTF-8 are not. POSITION is the offset of the first wrong
-octet."))
+  (:documentation "Octets that must be UTF-8 are not UTF-8. POSITION is the offset of the first
+wrong octet."))
 
 (document-functions
   invalid-utf8-position "The offset of the first octet that is not UTF-8.")
@@ -51,7 +51,7 @@ octets of the characters.")
 octet of each character below its first.")
 
 (defconstant +high-bits+ #x8080808080808080
-  "The bits that no ASCII octet of eight has.")
+  "The bits that are zero if all of eight octets are ASCII.")
 
 (defconstant +wide-bits+ #xFFFFFF80FFFFFF80
   "The bits that are zero if both of two 32-bit characters are ASCII.")
@@ -59,7 +59,8 @@ octet of each character below its first.")
 ;;; From strings to octets
 
 (defmacro pair-of (value)
-  "VALUE in both halves of 64 bits, like two equal adjacent characters in memory."
+  "Return a word of 64 bits with VALUE in both halves, like two equal adjacent characters in
+memory."
   `(* ,value #x100000001))
 
 (define-leaf %wide-utf8-length ((string wide-string)) index
@@ -129,7 +130,7 @@ few octets may be copied together with some octets before them."
 (define-leaf (%copy-base-string :inline t) ((string simple-base-string) (octets octets)
                                             (start index))
     index
-  "Put the characters of STRING into OCTETS from START; return the position after them."
+  "Put the characters of STRING into OCTETS, beginning at START; return the position after them."
   (with-sap ((from string) (base octets))
     (%copy-plain from (sb-sys:sap+ base start) (length string)))
   (+ start (length string)))
@@ -157,8 +158,8 @@ surrogate counts as U+FFFD."
 (define-leaf (%narrow-string :inline t)
     ((string wide-string) (octets octets) (start index))
     boolean
-  "Put the characters of STRING into OCTETS from START, where there is room for one octet each, if
-all are ASCII; return true if they are."
+  "If all characters of STRING are ASCII, put them into OCTETS, beginning at START, where there must
+be room for one octet each, and return true."
   (let ((count (length string)))
     (with-sap ((from string) (base octets))
       (if (and (<= 16 count) (avx2-p))
@@ -169,7 +170,8 @@ all are ASCII; return true if they are."
               (setf (sb-sys:sap-ref-8 base (+ start i)) code)))))))
 
 (defconstant +no-pair+ (pair-of #x10000)
-  "The value for a pair beyond the string's end: two characters that are not encoded together.")
+  "The value that represents a pair beyond the end of a string. It is a pair of characters that are
+not encoded together.")
 
 (define-leaf (%encode-run :inline t)
     ((string wide-string) (from index) (octets octets) (start index))
@@ -226,7 +228,8 @@ ASCII or both take two octets."
     (values i at)))
 
 (define-hot encode-wide-utf8 ((string wide-string) (octets octets) (start index)) index
-  "As ENCODE-UTF8; OCTETS must have room for one octet for each character of STRING."
+  "Do what ENCODE-UTF8 does, where OCTETS must have room for one octet for each character of
+STRING."
   (let ((count (length string)) (i 0) (at start))
     (declare (type index count i at))
     (loop
@@ -247,7 +250,8 @@ ASCII or both take two octets."
 
 (define-hot encode-utf8 ((string string) (octets octets) (start index)) index
   "Write STRING as UTF-8 into OCTETS beginning at START; return the position after the last octet. A
-lone surrogate is written as the replacement character U+FFFD. Signal an error if there is no room."
+lone surrogate is written as the replacement character U+FFFD. Signal an error if OCTETS have no
+room for it."
   (typecase string
     ((or simple-base-string wide-string)
      (unless (<= (+ start (length string)) (length octets))
@@ -261,7 +265,7 @@ lone surrogate is written as the replacement character U+FFFD. Signal an error i
 ;;; From octets to strings
 
 (define-leaf (%wide-soon-p :inline t) ((octets octets) (start index) (end index)) boolean
-  "True if there are sixteen octets from START on, and not all of them are ASCII."
+  "True if OCTETS have sixteen octets from START to END, and not all of these are ASCII."
   (and (<= (+ start 16) end)
        (with-sap ((base octets))
          (logtest +high-bits+ (logior (sb-sys:sap-ref-64 base start)
@@ -269,7 +273,7 @@ lone surrogate is written as the replacement character U+FFFD. Signal an error i
 
 (define-leaf (%ascii-string :inline t) ((octets octets) (start index) (end index))
     (or null simple-base-string)
-  "The octets START to END as a fresh string, or nil if one of them is not ASCII."
+  "Return the octets START to END as a fresh string, or nil if any of them is not ASCII."
   (if (%wide-soon-p octets start end)
       nil
       (let ((string (make-string (- end start) :element-type 'base-char)))
@@ -277,7 +281,7 @@ lone surrogate is written as the replacement character U+FFFD. Signal an error i
           (if (%copy-plain (sb-sys:sap+ base start) to (- end start)) string nil)))))
 
 (define-hot ascii-string ((octets octets) (start index) (end index)) (or null simple-base-string)
-  "Return the octets START to END as a fresh base string, or nil if one is 128 or above."
+  "Return the octets START to END as a fresh base string, or nil if any of them is not ASCII."
   (unless (<= start end (length octets)) (fail-bounds octets start end))
   (%ascii-string octets start end))
 
@@ -311,8 +315,8 @@ surrogates, values above U+10FFFF and truncated sequences."
 (define-leaf %decode-wide ((octets octets) (start index) (end index) (string wide-string))
     (or null index)
   "Decode the octets START to END into STRING, which has the length given by %COUNT-CHARACTERS.
-Return nil, or the position of the first octet that is not UTF-8. Each round either stores one
-character for each octet that begins one, or ends the decoding."
+Return nil, or the position of the first octet that is not UTF-8. Each round either stores a
+character for each octet that begins a character, or ends the decoding."
   (let ((at start) (to 0) (again start)) ; AGAIN: where to try lanes next
     (declare (type index at to again))
     (with-sap ((base octets) (chars string) (layouts **widen-layouts**))
@@ -376,7 +380,8 @@ character for each octet that begins one, or ends the decoding."
                   (t (return at)))))))))
 
 (define-hot decode-wide-utf8 ((octets octets) (start index) (end index)) wide-string
-  "As DECODE-UTF8, for octets that are known not to be all ASCII: always a string of characters."
+  "Do what DECODE-UTF8 does, for octets that are not all ASCII. The value is always a string of
+32-bit characters."
   (unless (<= start end (length octets)) (fail-bounds octets start end))
   (let* ((string (make-string (%count-characters octets start end)))
          (wrong (%decode-wide octets start end string)))
@@ -394,7 +399,7 @@ character for each octet that begins one, or ends the decoding."
   (decode-utf8 octets start end))
 
 (define-hot octets-ascii ((octets octets) (start index) (end index)) simple-base-string
-  "The octets START to END, which must all be under 128, as a fresh base string."
+  "Return the octets START to END, which must all be ASCII, as a fresh base string."
   (or (ascii-string octets start end)
       (misuse "The octets ~D to ~D are not all ASCII." start end)))
 
@@ -406,5 +411,5 @@ character for each octet that begins one, or ends the decoding."
     octets))
 
 (defun ascii-octets (string)
-  "Return the octets of STRING, each of whose characters must be under 256 (ISO 8859-1)."
+  "Return the octets of STRING. The codes of all its characters must be below 256 (ISO 8859-1)."
   (latin-octets (coerce string 'simple-string)))
