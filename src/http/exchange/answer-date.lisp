@@ -4,7 +4,7 @@
 (in-package #:clgrpc.exchange)
 
 (defstruct (answer-date (:constructor make-answer-date (seconds text field)) (:copier nil))
-  "A second, and its text for answers."
+  "A second, with the text of its date for answers."
   (seconds 0 :type fixnum :read-only t) ; the time in seconds since 1970
   (text "" :type string :read-only t)   ; the time as HTTP writes it
   (field nil :type hpack:field :read-only t)) ; the header field with TEXT as its value
@@ -15,7 +15,7 @@
   (print-unreadable-object (date stream :type t) (write-string (answer-date-text date) stream)))
 
 (defun date-text (unix-seconds)
-  "UNIX-SECONDS as HTTP writes a date (RFC 9110 section 5.6.7)."
+  "Return the date at UNIX-SECONDS in the form of HTTP (RFC 9110 section 5.6.7)."
   (multiple-value-bind (second minute hour date month year day)
       (decode-universal-time (+ unix-seconds #.(encode-universal-time 0 0 0 1 1 1970 0)) 0)
     (format nil "~A, ~2,'0D ~A ~D ~2,'0D:~2,'0D:~2,'0D GMT"
@@ -33,7 +33,7 @@
 (sb-ext:define-load-time-global **date** (date-of 0))
 
 (defun current-date ()
-  "The present ANSWER-DATE, or nil in a world without dates."
+  "Return the present ANSWER-DATE, or nil in a world without dates."
   (let ((now (loop:unix-seconds)) (last **date**))
     (cond ((null now) nil)
           ((eql now (answer-date-seconds last)) last)

@@ -5,7 +5,8 @@
 (in-package #:clgrpc.exchange)
 
 (defconstant +head-charge+ 1
-  "The octets with which a call is charged for the head of a response on its way to the loop.")
+  "The number of octets with which a call is charged for the head of a response that is on its way
+to the loop.")
 
 (defun post (request size function)
   "Call FUNCTION on the loop of REQUEST, after the functions posted before. From any thread."
@@ -40,7 +41,7 @@ MISUSE if REQUEST already has an answer. From any thread."
      (the index (funcall (responder-unsent (http-request-responder request)) request))))
 
 (defun room-for-chunk-p (request count)
-  "True if COUNT more octets of REQUEST's response may wait. If no octets wait, a chunk of any
+  "True if COUNT further octets of REQUEST's response may wait. If no octets wait, a chunk of any
 length may wait."
   (let ((waiting (waiting-octets request)))
     (or (<= waiting +head-charge+)
@@ -48,7 +49,7 @@ length may wait."
             (options-send-budget-octets (http-request-options request))))))
 
 (defun post-chunk (request octets)
-  "Send OCTETS, which belong to the connection from now on, in REQUEST's response, on the loop."
+  "Send OCTETS in REQUEST's response, on the loop. OCTETS belong to the connection afterwards."
   (post request (length octets)
         (lambda ()
           (unless (over-p request)

@@ -32,7 +32,7 @@
                      (http1:response-head-octets http-status headers nil)))
 
 (defun text-answer (http-status text)
-  "The answer HTTP-STATUS with a short TEXT."
+  "Return the answer HTTP-STATUS with a short TEXT."
   (make-plain-answer http-status '(("content-type" . "text/plain")) (ascii-octets text)))
 
 (deftype text ()
@@ -58,8 +58,9 @@
   "The names of headers that only the server may set.")
 
 (defun sound-header (entry)
-  "ENTRY, a handler's header, with its name in lower case and without blanks around its value.
-Signal an error if ENTRY cannot be a header; the error does not show ENTRY, which may be secret."
+  "Return ENTRY, a handler's header, with its name in lower case and without blanks around its
+value. Signal an error if ENTRY cannot be a header; the error does not show ENTRY, which may be
+secret."
   (unless (and (consp entry) (stringp (car entry)) (stringp (cdr entry)))
     (error "Headers are an alist from strings to strings; one entry is not."))
   (let ((name (coerce (string-downcase (car entry)) 'text))
@@ -71,8 +72,8 @@ Signal an error if ENTRY cannot be a header; the error does not show ENTRY, whic
     (cons name value)))
 
 (defun check-header (entry)
-  "ENTRY, one of a handler's headers, in the form in which it is sent; nil if only the server may
-set this header."
+  "Return ENTRY, one of a handler's headers, in the form in which it is sent, or nil if only the
+server may set this header."
   (let ((entry (if (and (consp entry)
                         (typep (car entry) 'text) (http1:header-name-p (car entry))
                         (typep (cdr entry) 'text) (sound-value-p (cdr entry)))
@@ -81,11 +82,11 @@ set this header."
     (if (member (car entry) *our-headers* :test #'same-name-p) nil entry)))
 
 (defun find-header (name headers)
-  "The entry with NAME in HEADERS, which were checked; or nil."
+  "Return the entry with NAME in HEADERS, which have been checked, or nil if there is none."
   (find-if (lambda (entry) (same-name-p name (car entry))) headers))
 
 (defun check-answer (http-status headers body)
-  "The PLAIN-ANSWER made of the three values that a handler has returned. Signal an error if the
+  "Return the PLAIN-ANSWER for the three values that a handler has returned. Signal an error if the
 values are not valid."
   (unless (typep http-status '(integer 200 599))
     (error "A handler has returned ~S, which is not an HTTP status from 200 to 599; headers and a ~
@@ -107,8 +108,8 @@ values are not valid."
                                    body))))))
 
 (defun fixed-answer (http-status headers body)
-  "Return an answer that handlers may return again and again: HTTP-STATUS, HEADERS and BODY, in the
-form of handlers' values, checked and written once. From any thread."
+  "Return an answer that handlers may return again and again. HTTP-STATUS, HEADERS and BODY have the
+form of handlers' values; they are checked and written only once. From any thread."
   (let* ((answer (check-answer http-status headers body))
          (headers (plain-answer-headers answer)))
     (if (or (member http-status '(204 304)) (find-header "date" headers))

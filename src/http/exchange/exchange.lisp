@@ -11,7 +11,7 @@
 
 (defstruct (sink (:copier nil))
   "The functions of an owner for its exchanges and for its connections that speak HTTP/1.1. All
-functions run on the loop, except those marked otherwise."
+functions run on the loop, unless their slot says otherwise."
   ;; (owner request): the head of REQUEST has come over HTTP/1.1. Return true if REQUEST continues;
   ;; false if it has been ended
   (begun nil :type function :read-only t)
@@ -45,8 +45,8 @@ functions run on the loop, except those marked otherwise."
   (closed nil :type function :read-only t)) ; (socket reason): the connection has ended
 
 (defstruct (responder (:copier nil))
-  "How requests are answered over one version of HTTP. All functions run on the loop, except UNSENT,
-which runs on any thread."
+  "The functions that answer requests over one version of HTTP. All functions run on the loop,
+except UNSENT, which runs on any thread."
   (answer nil :type function :read-only t) ; (request answer): the whole answer
   (begin nil :type function :read-only t) ; (request answer): the head of an answer in chunks
   (chunk nil :type function :read-only t) ; (request octets): more of its body
@@ -66,7 +66,7 @@ which runs on any thread."
 (defstruct (known-head (:constructor make-known-head (message router route prompt query
                                                       claimed refusal))
                        (:copier nil))
-  "The data about a request over HTTP/1.1 that come from its head alone. For a repeated head these
+  "The data about a request over HTTP/1.1 that depend only on its head. For a repeated head these
 data are in the memo of MESSAGE. The data belong to the connection that has read the head."
   (message nil :type http1:message :read-only t) ; the message of which this is the head
   (headers :unread :type (or list (eql :unread))) ; the value of HTTP-REQUEST-HEADERS
@@ -123,12 +123,12 @@ data are in the memo of MESSAGE. The data belong to the connection that has read
   http-request-p "True if the argument is an HTTP request, such as HTTP handlers get."
   http-request-method "The method of REQUEST, a string such as \"GET\"."
   http-request-target "The path of REQUEST and its query, as they were received, a string."
-  http-request-body "The body of REQUEST, octets; without a body an empty vector. Valid only while
-its handler runs, or before it is answered.")
+  http-request-body "The body of REQUEST, octets; an empty vector if REQUEST has no body. It is
+valid only while the handler runs, or before REQUEST is answered.")
 
 (defun field-entry (field)
-  "FIELD as an entry of a request's headers, or nil for a field of the request line. The name of
-:authority is \"host\"."
+  "Return FIELD as an entry of a request's headers, or nil for a field of the request line. The name
+of :authority becomes \"host\"."
   (let ((name (hpack:field-name-string field))
         (value (hpack:field-value-string field)))
     (cond ((string= ":authority" name) (cons "host" value))
@@ -136,7 +136,7 @@ its handler runs, or before it is answered.")
           (t (cons name (string-trim '(#\Space #\Tab) value)))))) ; as HTTP/1.1 does
 
 (defun known-headers (known)
-  "The headers of KNOWN, a known head, made when they are first needed."
+  "Return the headers of KNOWN, a known head, which are made when they are first needed."
   (let ((headers (known-head-headers known)))
     (if (listp headers)
         headers
@@ -155,28 +155,28 @@ thread."
   (or (char-position #\? target) (length target)))
 
 (defun target-query (target)
-  "The part of TARGET after the question mark, or nil."
+  "Return the part of TARGET after the question mark, or nil if it has none."
   (let ((start (query-start target)))
     (and (< start (length target)) (subseq target (1+ start)))))
 
 (defun http-request-path (request)
-  "The path of REQUEST, without its query, as it was received: nothing in it is decoded. A string.
+  "The path of REQUEST, without its query, a string as it was received, in which nothing is decoded.
 From any thread."
   (let ((target (http-request-target request)))
     (subseq target 0 (query-start target))))
 
 (defun http-request-query (request)
-  "The query of REQUEST, the part of its target after the question mark, undecoded, a string; nil
-without one. From any thread."
+  "The query of REQUEST, which is the part of its target after the question mark, as an undecoded
+string, or nil if it has no query. From any thread."
   (target-query (http-request-target request)))
 
 (defun http-request-header (request name)
-  "The value of the first header of REQUEST whose name is NAME, a string in lower case, or nil. From
-any thread."
+  "The value of the first header of REQUEST whose name is NAME, a string in lower case, or nil if it
+has no such header. From any thread."
   (cdr (assoc name (http-request-headers request) :test #'string=)))
 
 (defun decoded-query (text start end)
-  "TEXT, a query, from START to END, decoded as UTF-8, or undecoded if it is not UTF-8."
+  "Return TEXT, a query, from START to END, decoded as UTF-8, or undecoded if it is not UTF-8."
   (let ((octets (and (or (not (typep text 'simple-base-string))
                          (char-position #\% text :start start :end end)
                          (char-position #\+ text :start start :end end))
@@ -193,10 +193,10 @@ any thread."
 (define-hot (parameter-named-p :inline t) ((query simple-string) (start index) (end index)
                                            (name simple-string))
     boolean
-  "True if QUERY has NAME from START to END. Most parameters have other names, and a peer may send
-many in order to use up our processor time. So a name is decoded only if its length allows that it
-equals NAME. A character takes at most twelve octets: its UTF-8 has up to four octets, and each of
-these may be escaped."
+  "True if QUERY has NAME from START to END. A name is decoded only if its length allows that it
+equals NAME, because most parameters have other names, and a peer may send many parameters in order
+to use up our processor time. A character takes at most twelve octets, because its UTF-8 has up to
+four octets, and each of these may be escaped."
   (unless (<= (length name) (- end start) (* 12 (the index (length name))))
     (return-from parameter-named-p nil))
   (if (loop for i of-type index from start below end thereis (escape-p (char query i)))
@@ -227,8 +227,8 @@ these may be escaped."
         (setf start (1+ end))))))
 
 (defun query-parameter (query name)
-  "The decoded value of the first parameter of QUERY, a string or nil, with the name NAME; nil
-without such a parameter."
+  "Return the decoded value of the first parameter of QUERY, a string or nil, with the name NAME, or
+nil if there is no such parameter."
   (when query
     (let ((query (coerce query 'simple-string)) (name (coerce name '(simple-array character (*)))))
       ;; compiled for each type of string: with a few octets a peer may cause a long query to be
@@ -238,11 +238,11 @@ without such a parameter."
         ((simple-array character (*)) (find-parameter query name))))))
 
 (defconstant +parameters-looked-at+ 64
-  "The most parameters that QUERY-VALUES examines: a peer can send thousands of parameters of one or
-two octets.")
+  "The maximum number of parameters that QUERY-VALUES examines. It is limited because a peer can
+send thousands of parameters of one or two octets.")
 
 (define-hot query-values ((query (or null simple-string)) (names list)) list
-  "A list that has, for each of NAMES, base strings, the decoded value of the first parameter of
+  "Return a list with the decoded value, for each of NAMES, base strings, of the first parameter of
 QUERY with that name, or nil if none of the first 64 parameters has the name."
   (let ((values (make-list (length names) :initial-element nil))
         (query (or query "")) (start 0))
@@ -275,21 +275,21 @@ QUERY with that name, or nil if none of the first 64 parameters has the name."
 
 (defun prompt-handler (path prompt &key quiet)
   "Return a handler for START-SERVER's :http whose function PROMPT answers GET and HEAD for PATH, a
-string. PROMPT is a function of the query, a string or nil, that returns a value of FIXED-ANSWER.
-PROMPT is called on the loop, so it must not wait or fail. A GET over HTTP/1.1 is answered as soon
-as it is read, without a call object, unless an observer needs a call. QUIET is as for HTTP-HANDLER.
-From any thread."
+string. PROMPT is a function of the query, a string or nil, that returns an answer that FIXED-ANSWER
+has made. PROMPT is called on the loop, so it must not wait or fail. A GET over HTTP/1.1 is answered
+as soon as it is read, without a call object, unless an observer needs a call. QUIET is as for
+HTTP-HANDLER. From any thread."
   (%make-http-handler path (lambda (request) (funcall prompt (http-request-query request)))
                       '("GET" "HEAD") :inline (and quiet t) prompt))
 
 (defun note-refusal (router request)
-  "Set the answer to REQUEST, for which ROUTER, or nil, has no route: if ROUTER has a route for
-another method, the answer says this."
+  "Set the answer to REQUEST, for which ROUTER has no route; ROUTER may be nil. If ROUTER has a
+route for another method, the answer reports this."
   (when-let ((entry (target-entry router (http-request-target request))))
     (setf (http-request-refusal request) (wrong-method (router-entry-handler entry)))))
 
 (defun find-request-route (router request)
-  "Give REQUEST its route, if ROUTER, or nil, has one for it."
+  "Set the route of REQUEST, if ROUTER has a route for it; ROUTER may be nil."
   (or (setf (http-request-route request)
             (find-route router (http-request-method request) (http-request-target request)))
       (note-refusal router request)))
@@ -300,7 +300,7 @@ another method, the answer says this."
   (values (funcall (sink-over-p (http-request-sink request)) request)))
 
 (defun finish (request)
-  "Write the answer of REQUEST, or end its answer in chunks."
+  "Write the answer to REQUEST or, if it is sent in chunks, end it."
   (funcall (sink-finish (http-request-sink request)) request))
 
 (defun answer (request answer)
@@ -310,7 +310,8 @@ another method, the answer says this."
     (finish request)))
 
 (defun refuse-unrouted (request)
-  "Answer REQUEST, which has no route, with its refusal; the body of REQUEST may be incomplete."
+  "Answer REQUEST, which has no route, with its refusal. The body of REQUEST may still be
+incomplete."
   (answer request (http-request-refusal request)))
 
 (defun refuse-body (request limit)
@@ -319,8 +320,8 @@ another method, the answer says this."
                                                 (max-fallback-body-octets)" limit))))
 
 (defun make-body-room (request count limit)
-  "Make room for COUNT octets more in the body of REQUEST, whose limit is LIMIT. Return false if the
-body exceeds its memory limit; then REQUEST was ended."
+  "Make room for COUNT further octets in the body of REQUEST, whose maximum length is LIMIT. Return
+false if the body exceeds its limit, in which case REQUEST has been ended."
   (let* ((body (http-request-body request))
          (need (+ (http-request-fill request) count))
          (length (min limit (max need (* 2 (length body)) 1024))))
@@ -332,8 +333,7 @@ body exceeds its memory limit; then REQUEST was ended."
 
 (define-hot (write-head :inline t) ((request http-request) (head answer-head) (more list) length)
     null
-  "Write HEAD and MORE, the head of the answer to REQUEST, whose answer this thread has claimed; see
-RESPONDER."
+  "Write HEAD and MORE, the head of the answer to REQUEST, which is claimed; see RESPONDER."
   (funcall (responder-head (http-request-responder request)) request head more length)
   nil)
 
@@ -362,7 +362,7 @@ incomplete."
   (funcall (responder-resume (http-request-responder request)) request))
 
 (defun receive-body (request octets start end)
-  "Keep OCTETS from START to END, of the body of REQUEST."
+  "Keep OCTETS from START to END, a part of the body of REQUEST."
   (let ((limit (options-max-fallback-body-octets (http-request-options request)))
         (count (- end start)))
     (cond ((or (over-p request) (null (http-request-route request))))
@@ -382,8 +382,8 @@ incomplete."
 ;;; Its answer
 
 (defun answer-of (request values)
-  "The meaning of VALUES, which a handler of REQUEST has returned: REQUEST if the answer comes
-later; T if an answer was begun and must be ended; else the answer, a PLAIN-ANSWER."
+  "Return the meaning of VALUES, which a handler of REQUEST has returned: REQUEST if the answer
+comes later, T if an answer was begun and must be ended, and otherwise the answer, a PLAIN-ANSWER."
   (cond ((eq request (first values)) request)
         ((plain-answer-p (first values)) (first values))
         ((http-request-sending request) t)
@@ -392,15 +392,15 @@ later; T if an answer was begun and must be ended; else the answer, a PLAIN-ANSW
              (check-answer http-status headers body)))))
 
 (defun ended-by-head-p (request)
-  "True if the answer of REQUEST, which is sent in chunks, can have no body, so that its head has
+  "True if the answer to REQUEST, which is sent in chunks, can have no body, so that its head has
 ended the answer."
   (http1:bodiless-p (http-request-method request)
                     (plain-answer-http-status (http-request-answer request))))
 
 (defun write-end (request whole otherwise)
-  "Write the answer of REQUEST, which has ended, or the end of an answer in chunks; if WHOLE is
-false, break off the answer in chunks, so that the client notices. OTHERWISE, a function, returns
-the answer if REQUEST has none."
+  "Write the answer to REQUEST, which has ended, or the end of an answer in chunks. If WHOLE is
+false, break off the answer in chunks in such a way that the client notices. OTHERWISE, a function,
+returns the answer if REQUEST has none."
   (declare (type function otherwise))
   (let ((responder (http-request-responder request)))
     (if (begun-p request)

@@ -4,9 +4,9 @@
 (in-package #:clgrpc.exchange)
 
 (defun first-octets-version (octets start end)
-  "The protocol of a connection whose first octets are those from START to END: HTTP/2 if they are
-\"PRI \", HTTP/1.1 for other text. Everything else is left to HTTP/2, which reports the error. The
-value is :MORE if more octets are needed."
+  "Return the protocol of a connection whose first octets are those from START to END. It is HTTP/2
+if they are \"PRI \", and HTTP/1.1 if they are other text. All other octets are left to HTTP/2,
+which reports the error. Return :MORE if more octets are needed."
   (let ((count (min 4 (- end start))))
     (cond ((null (mismatch #.(ascii-octets "PRI ") octets :end1 count :start2 start
                                                           :end2 (+ start count)))
@@ -15,8 +15,8 @@ value is :MORE if more octets are needed."
           (t :http2))))
 
 (defun http-version-of (agreed octets start end)
-  "The protocol of a connection, :HTTP1 or :HTTP2. AGREED is the protocol by ALPN, a string or nil,
-and the first octets are those from START to END. The value is :MORE if more octets are needed."
+  "Return the protocol of a connection, :HTTP1 or :HTTP2. AGREED is the protocol by ALPN, a string
+or nil, and the first octets are those from START to END. Return :MORE if more octets are needed."
   (cond ((null agreed) (first-octets-version octets start end))
         ((string= "http/1.1" agreed) :http1)
         (t :http2)))

@@ -44,7 +44,8 @@
   (timer-ns 0 :type nanoseconds))       ; when the timer is due
 
 (document-functions
-  state-request "The request under way on a connection that speaks HTTP/1.1, or nil.")
+  state-request "The request under way on a connection that speaks HTTP/1.1, or nil if there is
+none.")
 
 (defstruct (http1-request (:include http-request) (:copier nil))
   "A request over HTTP/1.1."
@@ -58,7 +59,7 @@
   "~A, ~(~A~)" (loop:connection-peer (state-socket state)) (state-phase state))
 
 (defconstant +http1-octets+ 1024
-  "The memory of a connection that speaks HTTP/1.1 and has no request.")
+  "The memory in octets of a connection that speaks HTTP/1.1 and has no request.")
 
 (define-hot (state-options :inline t) ((state http1-connection)) options
   (http-loop-options (state-http state)))
@@ -114,14 +115,14 @@
   (loop:start-timer (state-loop state) (state-timer state) due-ns))
 
 (defun await-due (state)
-  "Start STATE's timer for the time when its phase exceeds its limit, unless the timer is due
+  "Start STATE's timer for the time at which its phase exceeds its limit, unless the timer is due
 before."
   (let ((due (phase-due-ns state)))
     (when (or (not (timer-pending-p (state-timer state))) (< due (state-timer-ns state)))
       (look-again state due))))
 
 (defun state-due (state)
-  "The function of STATE's timer: end a phase that takes too long."
+  "End the phase of STATE if it takes too long. This is the function of STATE's timer."
   (let* ((now (state-now state))
          (timeout (seconds-ns (options-http1-send-timeout-seconds (state-options state)))))
     (cond ((not (eq :open (loop:connection-state (state-socket state)))))
@@ -139,7 +140,7 @@ before."
 ;;; The head of an answer
 
 (defconstant +date-look-ns+ 20000000
-  "The time for which a loop uses the same date.")
+  "The time in nanoseconds for which a loop uses the same date.")
 
 (defun look-at-date (http now)
   "Update the DATE-LINES of HTTP to the date at NOW, the time of its loop."
@@ -169,16 +170,16 @@ before."
   nil)
 
 (defun connection-option (state)
-  "The value of the header connection in an answer of STATE, nil for no such header. If the value is
-\"close\", the connection ends with the answer (RFC 9112 section 9.6)."
+  "Return the value of the header connection in an answer of STATE, or nil if the answer has no such
+header. If the value is \"close\", the connection ends with the answer (RFC 9112 section 9.6)."
   (cond ((not (stays-p state))
          (setf (state-last state) t)
          "close")
         ((zerop (http1:message-minor (state-message state))) "keep-alive")))
 
 (defun write-new-head (state answer body)
-  "As WRITE-ANSWER-HEAD, for an answer whose head has not been made yet, or was made with another
-header connection."
+  "Do what WRITE-ANSWER-HEAD does, for an answer whose head has not been made yet, or was made with
+another value of the header connection."
   (let ((headers (plain-answer-headers answer))
         (date (current-date-text)))
     (http1:write-response-head
@@ -192,7 +193,8 @@ header connection."
 ;;; Answers
 
 (defun end-request-answer (state whole)
-  "Note that the answer to STATE's request is written. WHOLE is false if the answer was cut off."
+  "Note that the answer to STATE's request has been written. WHOLE is false if the answer was cut
+off."
   (let ((request (shiftf (state-request state) nil)))
     (when (shiftf (state-paused state) nil)
       (loop:start-reading (state-socket state)))
@@ -200,7 +202,7 @@ header connection."
     (end-answer state whole)))
 
 (define-hot end-answer ((state http1-connection) (whole boolean)) null
-  "Continue after an answer of STATE was written; WHOLE is false if it was cut off."
+  "Continue after an answer of STATE has been written. WHOLE is false if it was cut off."
   (let ((stays (and whole (stays-p state))))
     (cond (stays
            (http1:next-message (state-parser state))
@@ -237,7 +239,7 @@ HTTP."
   (plusp (http1:message-minor (state-message state))))
 
 (defun begin-over-http1 (request answer)
-  "The responder's BEGIN. HTTP/1.0 has no chunks: there the end of the connection ends a body
+  "The responder's BEGIN. HTTP/1.0 has no chunks; there the end of the connection ends a body
 without a length."
   (let ((state (http1-request-connection request)))
     (unless (chunked-answer-p state) (setf (state-last state) t))
@@ -315,8 +317,8 @@ without a length."
 
 (defun renew-body-time (request)
   "Restart the time limit of the body of REQUEST, a claimed request over HTTP/1.1, after a complete
-message of a stream. Only a body in chunks gets more time: a stream may take long, but each of its
-messages may not. On the loop."
+message of a stream. Only a body in chunks gets more time, because a stream may take long, but each
+of its messages may not. On the loop."
   (let ((state (http1-request-connection request)))
     (unless (integerp (http1:message-body (state-message state)))
       (setf (state-since-ns state) (state-now state)))))
@@ -346,8 +348,8 @@ the connection."
     (end-http1 state text)))
 
 (defun refuse-claimed (state http-status text)
-  "As REFUSE, for a claimed request that is still being received: its owner has lost the request. An
-answer that has begun is cut off."
+  "Do what REFUSE does, for a claimed request that is still being received, and whose owner has lost
+it. An answer that has begun is cut off."
   (let ((request (shiftf (state-request state) nil)))
     (funcall (sink-lost (state-sink state)) request text)
     (funcall (sink-done (state-sink state)) request)
@@ -392,7 +394,7 @@ answer that has begun is cut off."
         (setf (http1:message-memo message) (learn-head message router)))))
 
 (defun read-http1-request (state known)
-  "The request on STATE with the head KNOWN, a known head."
+  "Return the request on STATE with the head KNOWN, a known head."
   (let* ((message (known-head-message known))
          (http (state-http state))
          (request (make-http1-request :responder **http1-responder** :connection state
@@ -409,15 +411,15 @@ answer that has begun is cut off."
     request))
 
 (define-hot prompt-answer ((state http1-connection) (known known-head)) (or null plain-answer)
-  "The answer to the request with the head KNOWN if it has a prompt handler and no observer must see
-the request; else nil."
+  "Return the answer to the request with the head KNOWN if it has a prompt handler and no observer
+must see the request, else nil."
   (let ((prompt (known-head-prompt known)))
     (if (and prompt (funcall (sink-prompt-p (state-sink state)) (state-owner state)))
         (values (funcall prompt (known-head-query known)))
         nil)))
 
 (define-hot begin-request ((state http1-connection)) null
-  "Handle the head of a request, which was received."
+  "Handle the head of a request, which has been received."
   (let* ((options (state-options state))
          (message (the http1:message (http1:parser-message (state-parser state)))))
     (setf (state-message state) message)
@@ -457,7 +459,7 @@ known head."
   nil)
 
 (define-hot take-body ((state http1-connection) (octets octets) (start index) (end index)) null
-  "Take OCTETS from START to END, of the body of STATE's request."
+  "Handle OCTETS from START to END, a part of the body of STATE's request."
   (let ((request (state-request state))
         (length (http1:message-body (the http1:message (state-message state)))))
     (cond ((http-request-claimed request)
@@ -478,7 +480,8 @@ known head."
   nil)
 
 (defun note-begun-head (state)
-  "Note that all input was processed. If STATE's peer has begun a request, limit its head's time."
+  "Note that all input has been processed. If STATE's peer has begun a request, start the time limit
+of its head."
   (let ((began (http1:parser-begun-p (state-parser state))))
     (case (state-phase state)
       (:idle (when began
@@ -535,8 +538,8 @@ processed."
 ;;; The connection
 
 (define-hot http1-fill ((socket loop:connection)) null
-  "The handler's FILL: note the time, since the peer takes output. If a request is claimed, let its
-owner write more."
+  "The handler's FILL. Note the time, because the peer accepts output. If a request is claimed, let
+its owner write more."
   (let ((state (the http1-connection (loop:connection-user socket))))
     (setf (state-sent-ns state) (state-now state))
     (measure-state state)
@@ -560,9 +563,9 @@ owner write more."
     (loop:make-handler :input #'http1-input :fill #'http1-fill :closed #'http1-closed))
 
 (defun begin-http1 (owner http socket since-ns)
-  "Make SOCKET, on which only the first octets were received, a connection that speaks HTTP/1.1 and
-was begun at SINCE-NS; return the HTTP1-CONNECTION. HTTP is an HTTP-LOOP. OWNER is the argument of
-the sink's functions."
+  "Make SOCKET, on which only the first octets have been received, a connection that speaks HTTP/1.1
+and was begun at SINCE-NS. Return the HTTP1-CONNECTION. HTTP is an HTTP-LOOP. OWNER is the argument
+of the sink's functions."
   (let* ((options (http-loop-options http))
          (state (make-http1-connection
                  owner http socket
@@ -578,7 +581,7 @@ the sink's functions."
     state))
 
 (defun http1-connection-octets (state)
-  "About how many octets of memory STATE keeps."
+  "Return the approximate number of octets of memory that STATE keeps."
   (let ((message (state-message state)))
     (+ +http1-octets+
        (http1:parser-octets (state-parser state))
@@ -586,11 +589,12 @@ the sink's functions."
        (if message (* 2 (http1:message-octets message)) 0))))
 
 (defconstant +drain-head-ns+ 1000000000
-  "How long the rest of a request's head may take once its connection drains, in nanoseconds.")
+  "The maximum time, in nanoseconds, that the rest of a request's head may take when its connection
+drains.")
 
 (defun drain-http1 (state)
-  "Make the answer under way on STATE the last one. Without a request, end STATE now, or after
-+DRAIN-HEAD-NS+ if a part of a head has come."
+  "Make the answer under way on STATE the last answer. If STATE has no request, end it now, or after
++DRAIN-HEAD-NS+ if a part of a head has been received."
   (setf (state-last state) t)
   (case (state-phase state)
     (:idle (end-http1 state "drained"))

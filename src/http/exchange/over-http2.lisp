@@ -17,8 +17,8 @@
   nil)
 
 (defun write-http2-head (request stream answer length)
-  "Write the headers of ANSWER on STREAM; its body has LENGTH octets, nil if that is not known.
-Return true if the headers end the answer."
+  "Write the headers of ANSWER on STREAM. LENGTH is the number of octets of its body, or nil if that
+is not known. Return true if the headers end the answer."
   (let* ((http-status (plain-answer-http-status answer))
          (bodiless (http1:bodiless-p (http-request-method request) http-status))
          (ends (or bodiless (eql 0 length))))
@@ -90,7 +90,7 @@ Return true if the headers end the answer."
   nil)
 
 (defun end-late (stream)
-  "End the answer on STREAM, whose queued octets were all sent, and the request, which is
+  "End the answer on STREAM, whose queued octets have all been sent, and the request, which is
 incomplete."
   (http2:send-data stream (make-octets 0) 0 0 t)
   (http2:reset-stream stream http2:+no-error+))
@@ -117,8 +117,8 @@ incomplete."
 ;;; The request
 
 (defun join-cookies (headers)
-  "HEADERS, an alist, with one cookie header in place of several, which HTTP/2 allows (RFC 9113
-section 8.2.3)."
+  "Return HEADERS, an alist, with one cookie header in place of several. HTTP/2 allows several (RFC
+9113 section 8.2.3)."
   (flet ((cookie-p (entry) (string= "cookie" (car entry))))
     (let ((cookies (remove-if-not #'cookie-p headers)))
       (if (rest cookies)
@@ -137,8 +137,8 @@ section 8.2.3)."
           headers))))
 
 (defun read-http2-request (list stream router sink options refusal)
-  "The request with the header LIST on STREAM, with its route in ROUTER; SINK and OPTIONS are those
-of STREAM's owner. REFUSAL, or nil, is the answer if the request has no handler."
+  "Return the request with the header LIST on STREAM, with its route in ROUTER. SINK and OPTIONS are
+those of STREAM's owner. REFUSAL is the answer if the request has no handler, or nil."
   (let ((request (make-http2-request :responder **http2-responder** :sink sink :options options
                                      :stream stream
                                      :refusal (or refusal **not-found**))))
@@ -156,14 +156,14 @@ of STREAM's owner. REFUSAL, or nil, is the answer if the request has no handler.
 (define-hot claimed-http2-request ((stream http2:stream) (sink sink) (options options)
                                    (http-method string) claim)
     http2-request
-  "The request with HTTP-METHOD on STREAM, claimed by CLAIM; SINK and OPTIONS are those of STREAM's
-owner."
+  "Return the request with HTTP-METHOD on STREAM, claimed by CLAIM. SINK and OPTIONS are those of
+STREAM's owner."
   (make-http2-request :responder **http2-responder** :sink sink :options options :stream stream
                       :method http-method :claimed t :route claim))
 
 (defun refused-http2-request (stream sink options http-method answer)
-  "The request with HTTP-METHOD on STREAM, which ANSWER answers; SINK and OPTIONS are those of
-STREAM's owner."
+  "Return the request with HTTP-METHOD on STREAM, which ANSWER answers. SINK and OPTIONS are those
+of STREAM's owner."
   (make-http2-request :responder **http2-responder** :sink sink :options options :stream stream
                       :method http-method :refusal answer))
 

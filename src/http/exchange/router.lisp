@@ -89,7 +89,7 @@ its path."
                          (length (http-handler-path (router-entry-handler entry)))))))))
 
 (defun find-entry (router path)
-  "The entry of ROUTER for PATH, or nil."
+  "Return the entry of ROUTER for PATH, or nil if it has none."
   (or (gethash path (router-entries router))
       (find-if (lambda (entry)
                  (let ((tree (http-handler-path (router-entry-handler entry))))
@@ -98,24 +98,26 @@ its path."
                (router-trees router))))
 
 (defun wrong-method (handler)
-  "The answer to a request with a method that HANDLER does not have."
+  "Return the answer to a request whose method HANDLER does not accept."
   (make-plain-answer 405 `(("allow" . ,(format nil "~{~A~^, ~}" (http-handler-methods handler)))
                            ("content-type" . "text/plain"))
                      (ascii-octets "not with this method")))
 
 (defun target-entry (router target)
-  "The entry of ROUTER for TARGET, or nil. TARGET is read only as far as necessary."
+  "Return the entry of ROUTER for TARGET, or nil if it has none. TARGET is read only as far as
+necessary."
   (when router
     (let* ((enough (min (length target) (1+ (router-longest router))))
            (query (position #\? target :end enough)))
       (find-entry router (subseq target 0 (or query enough))))))
 
 (defun answers-p (router target)
-  "Return true if ROUTER, or nil, has a handler for TARGET, or a handler for all targets."
+  "Return true if ROUTER, which may be nil, has a handler for TARGET, or a handler for all targets."
   (and router (or (router-fallback router) (target-entry router target)) t))
 
 (defun find-route (router http-method target)
-  "The route of ROUTER, or nil, for a request with HTTP-METHOD for TARGET."
+  "Return the route of ROUTER, which may be nil, for a request with HTTP-METHOD for TARGET, or nil
+if there is none."
   (let ((entry (target-entry router target)))
     (cond ((null router) nil)
           ((null entry) (router-fallback router))

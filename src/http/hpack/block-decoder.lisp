@@ -24,13 +24,14 @@
 
 (defun make-decoder (&key (table-octets +initial-table-octets+) (list-octets 16384)
                           (list-fields 1000000) common)
-  "Return a decoder whose peer may use a dynamic table of up to TABLE-OCTETS and whose lists hold at
-most LIST-FIELDS fields, of LIST-OCTETS together (sizes as in RFC 7541 section 4.1). A peer may use
-4096 octets until it has seen our SETTINGS; so set a lower limit only by SET-DECODER-LIMIT, after
-the peer has acknowledged the SETTINGS. A decoder belongs to one connection, and one thread at a
-time may use it; its memory grows with the part of the table that the peer really uses. Decoders may
-share COMMON, a value of MAKE-COMMON-FIELDS, and with it fields that their peers have in common,
-such as content-type; only one thread at a time may use any of these decoders."
+  "Return a decoder whose peer may use a dynamic table of up to TABLE-OCTETS. Its lists have at most
+LIST-FIELDS fields, of at most LIST-OCTETS together (sizes as in RFC 7541 section 4.1). A peer may
+use 4096 octets until it has seen our SETTINGS; therefore set a lower limit only by
+SET-DECODER-LIMIT, after the peer has acknowledged the SETTINGS. A decoder belongs to one
+connection, and one thread at a time may use it. Its memory grows with the part of the table that
+the peer really uses. Decoders may share COMMON, an object that MAKE-COMMON-FIELDS returned, and
+thereby fields that their peers have in common, such as content-type; only one thread at a time may
+use any of these decoders."
   (check-type table-octets index)
   (check-type list-octets index)
   (check-type list-fields index)
@@ -43,9 +44,9 @@ such as content-type; only one thread at a time may use any of these decoders."
             (table-limit decoder))))
 
 (defun set-decoder-limit (decoder octets)
-  "Allow the peer of DECODER a dynamic table of up to OCTETS: our SETTINGS_HEADER_TABLE_SIZE, once
-it is acknowledged. A larger table is reduced at once; a smaller one grows only when the peer sends
-a size update."
+  "Allow the peer of DECODER a dynamic table of up to OCTETS, our SETTINGS_HEADER_TABLE_SIZE. Call
+this when the peer has acknowledged our SETTINGS. A larger table is reduced at once; a smaller table
+grows only when the peer sends a size update."
   (check-type octets index)
   (setf (decoder-ceiling decoder) octets)
   (when (< octets (table-limit decoder))
@@ -61,7 +62,7 @@ a size update."
         (decoder-block-octets decoder) 0))
 
 (define-hot forget-blocks ((decoder decoder)) null
-  "Drop the blocks that DECODER has cached, since a change of the table alters their meaning, and
+  "Drop the blocks that DECODER has cached, because a change of the table alters their meaning, and
 the blocks may refer to fields that the table has dropped."
   (when (plusp (decoder-block-octets decoder))
     (fill (the simple-vector (decoder-blocks decoder)) nil)
@@ -69,9 +70,10 @@ the blocks may refer to fields that the table has dropped."
   nil)
 
 (defconstant +literal-octets+ 512
-  "The memory of a literal in a cache: its octets, and its field with strings.")
+  "The memory in octets of a literal in a cache: its octets, and its field with strings.")
 (defconstant +repeat-octets+ 384
-  "The memory of a block in a cache and of the upper layers' memo for it, without its fields.")
+  "The memory in octets of a block in a cache and of the upper layers' memo for it, without its
+fields.")
 
 (define-hot note-literal ((decoder decoder)) null
   "Count one more literal in the cache of DECODER, up to the number that fills the cache. A literal
@@ -82,7 +84,7 @@ that is replaced is not subtracted."
   nil)
 
 (define-hot (decoder-memory :inline t) ((decoder decoder)) index
-  "About how many octets of memory DECODER keeps."
+  "Return the approximate number of octets of memory that DECODER keeps."
   (+ (table-memory decoder) (decoder-literal-octets decoder) (decoder-block-octets decoder)))
 
 ;;; Integers (section 5.1) and strings (section 5.2)
@@ -103,8 +105,8 @@ PREFIX."
 
 (define-hot (read-prefixed-integer :inline t) ((octets octets) (at index) (end index) (mask octet))
     (values index index)
-  "Read the integer whose prefix is the bits MASK of the octet at AT; return it and the position
-after it."
+  "Read the integer whose prefix is the bits MASK of the octet at AT. Return the integer and the
+position after it."
   (when (<= end at) (bad-block at "the block is cut short"))
   (let ((prefix (logand mask (aref octets at))))
     (if (< prefix mask)
@@ -133,8 +135,8 @@ after it."
 
 (define-hot read-long-index ((decoder decoder) (octets octets) (at index) (end index))
     (values field index)
-  "Return the field of the index at AT, which takes more than one octet, and the position after the
-index."
+  "Return two values: the field whose index, of more than one octet, is at AT, and the position
+after the index."
   (multiple-value-bind (index after) (read-prefixed-integer octets at end #x7F)
     (values (entry-at decoder index at) after)))
 
@@ -261,7 +263,8 @@ position after the representation."
     (trim-field-list list old-count)))
 
 (define-hot own-fields-octets ((decoder decoder) (list field-list)) index
-  "The memory of those fields of LIST that are neither in DECODER's table nor in the static table."
+  "The memory in octets of the fields of LIST that are neither in DECODER's table nor in the static
+table."
   (let ((ring (decoder-ring decoder)) (octets 0))
     (declare (type index octets))
     (do-fields (field list octets)
@@ -270,8 +273,8 @@ position after the representation."
         (incf octets (+ +field-memory+ (* 4 (field-size field))))))))
 
 (define-hot repeat-of ((list field-list) (decoder decoder) (octets index)) (or null repeat)
-  "A REPEAT with the fields of LIST, whose block has OCTETS octets; nil if one of the fields is
-sensitive."
+  "Return a REPEAT with the fields of LIST, whose block has OCTETS octets, or nil if any of the
+fields is sensitive."
   (do-fields (field list)
     (when (field-sensitive-p field) (return-from repeat-of nil)))
   (make-repeat (subseq (field-list-fields list) 0 (field-list-count list))
@@ -296,7 +299,7 @@ HASH."
                               (list field-list) (hash hash))
     null
   "Decode a block that the cache does not have, and note it for the cache. A block that changes the
-table is not cached, since it would mean something else the next time."
+table is not cached, because it would have another meaning the next time."
   (let ((inserted (table-inserted decoder)))
     (decode-fields decoder octets start end list)
     (when (and (= inserted (table-inserted decoder))
@@ -316,9 +319,9 @@ table is not cached, since it would mean something else the next time."
 (define-hot decode-block ((decoder decoder) (octets octets) (start index) (end index)
                           (list field-list))
     null
-  "Decode the whole header block in START to END of OCTETS into LIST, which is cleared first.
-Signal HPACK-ERROR for anything that RFC 7541 forbids; after that DECODER must not be used again. A
-list that grows over the decoder's limit is not an error: see FIELD-LIST-OVERFLOW-P."
+  "Decode the whole header block in START to END of OCTETS into LIST, which is cleared first. Signal
+HPACK-ERROR for anything that RFC 7541 forbids; after that DECODER must not be used again. A list
+that exceeds the decoder's limits is not an error; see FIELD-LIST-OVERFLOW-P."
   (assert (<= start end (length octets)))
   (if (<= 1 (- end start) +cache-octets+)
       (let* ((hash (%hash-octets octets start end 0))

@@ -34,9 +34,9 @@
 (declaim (freeze-type encoder))
 
 (defun make-encoder (&key (table-octets +initial-table-octets+))
-  "Return an encoder that uses a dynamic table of at most TABLE-OCTETS, but of at most 4096 until
-SET-ENCODER-LIMIT sets a higher limit of the peer. An encoder belongs to one connection, and one
-thread at a time may use it; it grows with its table."
+  "Return an encoder that uses a dynamic table of at most TABLE-OCTETS, but of at most 4096 octets
+until SET-ENCODER-LIMIT sets a higher limit of the peer. An encoder belongs to one connection, and
+one thread at a time may use it. Its memory grows with its table."
   (check-type table-octets index)
   (let ((limit (min table-octets +initial-table-octets+)))
     (%make-encoder limit table-octets (when (< limit +initial-table-octets+) limit) limit)))
@@ -51,12 +51,12 @@ thread at a time may use it; it grows with its table."
   (setf (encoder-encoded encoder) nil))
 
 (define-hot (encoder-memory :inline t) ((encoder encoder)) index
-  "About how many octets of memory ENCODER keeps."
+  "Return the approximate number of octets of memory that ENCODER keeps."
   (+ (table-memory encoder) (* 16 (min +most-places+ (length (encoder-heads encoder))))))
 
 (defun set-encoder-limit (encoder octets)
-  "Allow ENCODER a table of up to OCTETS, the peer's SETTINGS_HEADER_TABLE_SIZE, or fewer if
-ENCODER's own limit is lower. The next block will announce the change."
+  "Allow ENCODER a table of up to OCTETS, the peer's SETTINGS_HEADER_TABLE_SIZE, or up to ENCODER's
+own limit if that is lower. The next block announces the change."
   (check-type octets index)
   (let ((limit (min octets (encoder-ceiling encoder)))
         (last (or (encoder-pending encoder) (table-limit encoder))))
@@ -81,7 +81,7 @@ ENCODER's own limit is lower. The next block will announce the change."
 (define-hot (append-integer :inline t) ((buffer buffer) (value index) (mask octet)
                                        (pattern octet))
     null
-  "Append VALUE with a prefix of the bits MASK in an octet whose other bits are PATTERN."
+  "Append the integer VALUE. Its prefix is the bits MASK of an octet whose other bits are PATTERN."
   (cond ((< value mask)
          (let ((to (ensure-buffer-room buffer 1)) (end (buffer-end buffer)))
            (setf (aref to end) (logior pattern value)
@@ -126,7 +126,7 @@ ENCODER's own limit is lower. The next block will announce the change."
 
 (defmacro find-in-chain ((entry encoder hash half) test)
   "Search ENCODER's chain for HASH in HALF, 0 or 1, newest first, for an ENTRY that satisfies TEST.
-The value is the index of that entry on the wire, or 0."
+Return the index of that entry on the wire, or 0 if there is none."
   `(let* ((ring (table-ring ,encoder))
           (offset (* ,half (length ring)))
           (oldest (table-oldest ,encoder)))
@@ -144,17 +144,20 @@ The value is the index of that entry on the wire, or 0."
                finally (return 0)))))
 
 (define-hot (find-dynamic :inline t) ((encoder encoder) (field field)) index
-  "The index on the wire of an entry of ENCODER's dynamic table that equals FIELD, or 0."
+  "Return the index on the wire of an entry of ENCODER's dynamic table that equals FIELD, or 0 if
+there is none."
   (when (zerop (field-hash field)) (hash-field field))
   (find-in-chain (entry encoder (field-hash field) 0) (same-field-p entry field)))
 
 (define-hot find-dynamic-name ((encoder encoder) (field field)) index
-  "The index of an entry of ENCODER's dynamic table with the name of FIELD, or 0."
+  "Return the index of an entry of ENCODER's dynamic table with the name of FIELD, or 0 if there is
+none."
   (when (zerop (field-hash field)) (hash-field field))
   (find-in-chain (entry encoder (field-name-hash field) 1) (same-name-p entry field)))
 
 (define-hot link-entry ((encoder encoder) (number index)) null
-  "Put entry NUMBER, the newest of those linked, at the head of its two chains."
+  "Put the entry NUMBER, which becomes the newest of the linked entries, at the head of its two
+chains."
   (let* ((slot (table-slot encoder number))
          (field (svref (table-ring encoder) slot)))
     (declare (type field field))
@@ -186,7 +189,7 @@ The value is the index of that entry on the wire, or 0."
 ;;; Blocks
 
 (define-hot append-updates ((encoder encoder) (buffer buffer) (pending index)) null
-  "Append to BUFFER the table size updates that lead ENCODER to the limit PENDING."
+  "Append to BUFFER the table size updates that change ENCODER's limit to PENDING."
   (flet ((update (limit)
            (resize-table encoder limit)
            (append-integer buffer limit #x1F #x20)))
@@ -198,8 +201,8 @@ The value is the index of that entry on the wire, or 0."
   nil)
 
 (define-hot (begin-block :inline t) ((encoder encoder) (buffer buffer)) null
-  "Begin a header block: append to BUFFER the table size updates that are due. Call this once before
-the fields of each block."
+  "Begin a header block, by appending to BUFFER the table size updates that are due. Call this once
+before the fields of each block."
   (let ((pending (encoder-pending encoder)))
     (when pending (append-updates encoder buffer pending)))
   nil)
@@ -207,7 +210,8 @@ the fields of each block."
 (define-hot append-literal ((encoder encoder) (buffer buffer) (field field) (mask octet)
                             (pattern octet))
     null
-  "Append FIELD as a literal of the kind PATTERN, with an index for a name that a table has."
+  "Append FIELD as a literal of the kind PATTERN. If a table has the field's name, its index is
+used."
   (let* ((static (logand (static-match field) (1- +static-name-only+)))
          (name-index (if (plusp static) static (find-dynamic-name encoder field))))
     (append-integer buffer name-index mask pattern)
@@ -218,8 +222,8 @@ the fields of each block."
   "Append FIELD to the header block at the end of BUFFER. MODE :INDEX sends the index of FIELD if a
 table has it, else a literal, which enters the dynamic table unless it would fill most of the table.
 :PLAIN does the same but does not change the table. :NEVER sends a literal that no intermediary may
-index, as any mode does for a sensitive field. To encode the same field object again with :INDEX
-costs a few nanoseconds, so make a constant field once and keep the object."
+index, as any mode does for a sensitive field. Encoding the same field object again with :INDEX
+costs only a few nanoseconds; therefore make a constant field once and keep the object."
   (if (or (eq mode :never) (field-sensitive-p field))
       (append-literal encoder buffer field #x0F #x10)
       (let* ((static (static-match field))
@@ -238,8 +242,8 @@ costs a few nanoseconds, so make a constant field once and keep the object."
                             (mode mode))
     null
   "Append the field of the octets NAME and VALUE to the header block at the end of BUFFER, as
-ENCODE-FIELD does for a field object. With :INDEX the dynamic table keeps the two vectors: they must
-not change."
+ENCODE-FIELD does for a field object. With :INDEX the dynamic table keeps the two vectors, which
+must not change."
   (if (eq mode :index)
       (encode-field encoder buffer (%make-field name value nil) mode)
       (let ((field (%make-field name value nil)))
@@ -248,7 +252,8 @@ not change."
 
 ;;; Vectors of fields that are encoded again and again
 
-(defconstant +encoded-count+ 8 "The most encodings of vectors of fields that an encoder caches.")
+(defconstant +encoded-count+ 8 "The maximum number of encodings of vectors of fields that an encoder
+caches.")
 
 (defstruct (encoded (:constructor make-encoded (fields octets inserted count)) (:copier nil))
   "The encoding of FIELDS, valid while the dynamic table is in the state noted here."
@@ -303,7 +308,7 @@ not change."
 (define-hot encode-fields ((encoder encoder) (buffer buffer) (fields simple-vector)) null
   "Append each of the vector FIELDS to the header block at the end of BUFFER as ENCODE-FIELD does
 with :INDEX. Use this for a vector that is encoded again and again, as the same object with the same
-constant fields: while the dynamic table does not change, its encoding is kept and copied."
+constant fields. While the dynamic table does not change, its encoding is kept and copied."
   (let ((known (find-encoded encoder fields)))
     (if known
         (let* ((octets (encoded-octets known))

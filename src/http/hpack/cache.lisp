@@ -23,14 +23,14 @@
 
 (defconstant +cache-sets+ 8 "The number of sets of a decoder's own cache, a power of two.")
 (defconstant +common-sets+ 64 "The number of sets of a cache that decoders share, a power of two.")
-(defconstant +cache-octets+ 192 "The most octets that an entry of a cache may have.")
+(defconstant +cache-octets+ 192 "The maximum length in octets of an entry of a cache.")
 
 (defun make-raw-cache (&optional (sets 1))
   (make-array (* 4 sets) :initial-element nil))
 
 (defun make-common-fields ()
-  "Return an object in which decoders, all used by the same thread, keep the fields that their peers
-have in common; see MAKE-DECODER."
+  "Return an object in which decoders keep the fields that their peers have in common; see
+MAKE-DECODER. The same thread must use all these decoders."
   (make-raw-cache +common-sets+))
 
 (define-hot (cache-set :inline t) ((cache simple-vector) (hash hash)) index
@@ -39,7 +39,8 @@ have in common; see MAKE-DECODER."
 (define-hot (find-raw :inline t) ((cache simple-vector) (hash hash) (octets octets) (start index)
                                   (end index))
     t
-  "The value stored for the octets START to END, whose hash is HASH, or NIL."
+  "Return the value stored for the octets START to END, whose hash is HASH, or NIL if there is
+none."
   (assert (<= start end (length octets)))
   (let* ((set (cache-set cache hash))
          (raw (svref cache set)))
@@ -57,7 +58,7 @@ have in common; see MAKE-DECODER."
     nil))
 
 (define-hot grow-cache ((cache simple-vector)) simple-vector
-  "A new cache with all sets, which contains the entry of CACHE, a cache of one set."
+  "Return a new cache with all sets, which contains the entry of CACHE, a cache of one set."
   (let ((new (make-raw-cache +cache-sets+))
         (missed (svref cache 3)))
     (when (svref cache 0)

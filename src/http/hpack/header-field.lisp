@@ -9,8 +9,8 @@
 (in-package #:clgrpc.hpack)
 
 (defconstant +field-overhead-octets+ 32
-  "The octets that count for a field in a table or list in addition to its name and value (RFC 7541
-section 4.1).")
+  "The number of octets that count for a field in a table or list in addition to its name and value
+(RFC 7541 section 4.1).")
 
 (defconstant +static-unknown+ 255
   "The value of FIELD-STATIC if the static table has not been searched yet.")
@@ -40,9 +40,9 @@ section 4.1).")
   field-size "The size of the field as RFC 7541 section 4.1 counts it: name + value + 32 octets."
   field-sensitive-p "True if the field must never be indexed (RFC 7541 section 7.1.3), even when it
 is forwarded."
-  field-kind "A fixnum by which the layer above classifies the field; 0 until it has done so.
-SETFable."
-  field-memo "The datum of a layer above about the field; NIL at first. SETFable.")
+  field-kind "A fixnum by which the layer above classifies the field; 0 until it sets another value
+by SETF."
+  field-memo "An object that a layer above has stored in the field by SETF; NIL at first.")
 
 (defun make-field (name value &key sensitive)
   "Return a field of the octets NAME and VALUE, which must not change afterwards. If SENSITIVE is
@@ -52,12 +52,12 @@ true, the field is always sent as a never-indexed literal."
   (%make-field name value (and sensitive t)))
 
 (defun string-field (name value &key sensitive)
-  "Return a field of the strings NAME (in lower case, as HTTP/2 requires) and VALUE, characters
-under 256 (ISO 8859-1). SENSITIVE is as for MAKE-FIELD."
+  "Return a field of the strings NAME (in lower case, as HTTP/2 requires) and VALUE. The codes of
+their characters must be below 256 (ISO 8859-1). SENSITIVE is as for MAKE-FIELD."
   (make-field (ascii-octets name) (ascii-octets value) :sensitive sensitive))
 
 (defmacro define-field (variable name value)
-  "Define VARIABLE, a global one, as the field of the strings NAME and VALUE."
+  "Define VARIABLE as a global variable, whose value is the field of the strings NAME and VALUE."
   `(sb-ext:defglobal ,variable (string-field ,name ,value)))
 
 (defun latin-1-string (octets)
@@ -67,14 +67,14 @@ under 256 (ISO 8859-1). SENSITIVE is as for MAKE-FIELD."
       (map '(simple-array character (*)) #'code-char octets)))
 
 (define-hot field-name-string ((field field)) simple-string
-  "The name of FIELD as a string, one character per octet; made once. The value is a base string if
-it is ASCII."
+  "The name of FIELD as a string with one character for each octet, which is made only once. It is a
+base string if it is ASCII."
   (or (field-name-memo field)
       (setf (field-name-memo field) (latin-1-string (field-name field)))))
 
 (define-hot field-value-string ((field field)) simple-string
-  "The value of FIELD as a string, one character per octet; made once; a base string if it is
-ASCII."
+  "The value of FIELD as a string with one character for each octet, which is made only once. It is
+a base string if it is ASCII."
   (or (field-value-memo field)
       (setf (field-value-memo field) (latin-1-string (field-value field)))))
 

@@ -12,8 +12,8 @@
              (format stream "Bad header block at octet ~D: ~A."
                      (hpack-error-position condition) (hpack-error-text condition))))
   (:documentation "The peer sent a header block that RFC 7541 forbids. TEXT describes the fault;
-POSITION is its place, an index into the octet vector given to DECODE-BLOCK. The decoder is unusable
-afterwards; the connection must end with COMPRESSION_ERROR."))
+POSITION is its place, an index into the octet vector given to DECODE-BLOCK. After this error the
+decoder cannot be used again, and the connection must end with COMPRESSION_ERROR."))
 
 (document-functions
   hpack-error-text "The error in the header block, as text."

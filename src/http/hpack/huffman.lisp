@@ -14,7 +14,8 @@
 (in-package #:clgrpc.hpack)
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
-  (defconstant +eos+ 256 "The symbol after the 256 octets: end of string, sent only as padding.")
+  (defconstant +eos+ 256 "The symbol after the 256 octets, which means the end of the string and is
+sent only as padding.")
 
   (defun code-lengths ()
     "The length in bits of the code of each symbol, 0 to 256 (appendix B)."
@@ -37,7 +38,7 @@
       30))
 
   (defun canonical-codes (lengths)
-    "Return the vector of the canonical codes of the symbols whose code LENGTHS are given."
+    "Return the vector of the canonical codes of the symbols whose codes have LENGTHS."
     (let ((codes (make-array (length lengths)))
           (code 0))
       (loop for bits from 1 to (reduce #'max lengths)
@@ -87,16 +88,16 @@
   (declaim (type huffman-steps **huffman-steps**)
            (type huffman-codes **huffman-codes**))
   (define-load-time-global **huffman-steps** (steps)
-    "Entries: #x8000 + number of the next table, or symbol * 16 + number of bits of this step that
-belong to its code.")
+    "The step tables. An entry is #x8000 + the number of the next table, or symbol * 16 + the number
+of bits of this step that belong to the symbol's code.")
   (define-load-time-global **huffman-codes** (codes)
-    "For each symbol its code * 256 + the length of the code in bits."))
+    "A vector with, for each symbol, its code * 256 + the length of the code in bits."))
 
 ;;; Decoding
 
 (define-hot decode-huffman-into ((octets octets) (start index) (end index) (to octets)) index
-  "Decode the Huffman string in START to END of OCTETS into TO, which has room for 8/5 as many
-octets; return the number of decoded octets."
+  "Decode the Huffman string from START to END of OCTETS into TO, which must have room for 8/5 as
+many octets. Return the number of decoded octets."
   (let ((steps **huffman-steps**) (table 0) (window 0) (bits 0) (at start) (count 0))
     (declare (type (unsigned-byte 16) table) (type (unsigned-byte 40) window)
              (type (integer 0 39) bits) (type index at count))
@@ -153,7 +154,7 @@ octets; return the number of decoded octets."
 ;;; Encoding
 
 (define-hot huffman-octets ((octets octets)) index
-  "How many octets OCTETS would take as a Huffman string."
+  "Return the number of octets that OCTETS would take as a Huffman string."
   (let ((codes **huffman-codes**) (bits 0))
     (declare (type index bits))
     (loop for octet across octets
@@ -161,8 +162,8 @@ octets; return the number of decoded octets."
     (ash (+ bits 7) -3)))
 
 (define-hot encode-huffman ((octets octets) (to octets) (start index)) index
-  "Write OCTETS as a Huffman string into TO from START on, where HUFFMAN-OCTETS of OCTETS must fit;
-return the position after the string."
+  "Write OCTETS as a Huffman string into TO, beginning at START, where TO must have room for
+(HUFFMAN-OCTETS OCTETS) octets. Return the position after the string."
   (let ((codes **huffman-codes**) (window 0) (bits 0) (at start))
     (declare (type (unsigned-byte 62) window) (type (integer 0 61) bits) (type index at))
     ;; WINDOW's low BITS bits are not yet written; between two symbols fewer than 32 bits are left.

@@ -19,7 +19,7 @@
     (logxor product (ash product -29))))
 
 (define-leaf (%hash-octets :inline t) ((octets octets) (start index) (end index) (seed hash)) hash
-  "A hash of the octets START to END, continued from SEED."
+  "Return a hash of the octets START to END, continued from SEED."
   (let ((hash (+ seed (- end start))) (at start))
     (declare (type (unsigned-byte 64) hash) (type index at))
     (cond ((<= (+ start 8) end)
@@ -34,7 +34,7 @@
     (ldb (byte 61 0) hash)))
 
 (define-leaf (%octets-match :inline t) ((a octets) (b octets) (start index)) boolean
-  "True if the octets of B from START on begin with all octets of A."
+  "True if the octets of B that begin at START begin with all octets of A."
   (let ((i 0) (length (length a)))
     (declare (type index i length))
     (cond ((<= 8 length)

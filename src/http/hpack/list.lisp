@@ -9,7 +9,7 @@
 
 (defstruct (repeat (:constructor make-repeat (fields octets memory)) (:copier nil))
   "A header block that a peer has sent before, octet for octet. As long as the dynamic table does
-not change, the block stands for the same fields, and decoding it changes nothing."
+not change, the block means the same fields, and decoding it changes nothing."
   (fields #() :type simple-vector :read-only t) ; the fields of the block
   (octets 0 :type index :read-only t)   ; the sum of the fields' sizes
   (memory 0 :type index)                ; about how many octets of memory the list takes
@@ -17,7 +17,7 @@ not change, the block stands for the same fields, and decoding it changes nothin
 (declaim (freeze-type repeat))
 
 (defstruct (field-list (:constructor make-field-list ()) (:copier nil))
-  "The fields of one header block, reusable for the next."
+  "The fields of one header block. The object can be used again for the next block."
   (fields #() :type simple-vector)      ; the first COUNT elements are the fields
   (count 0 :type index)                 ; their number
   (octets 0 :type index)                ; the sum of the sizes of all fields of the block
@@ -31,7 +31,7 @@ not change, the block stands for the same fields, and decoding it changes nothin
   added."
   field-list-fields "The vector whose first FIELD-LIST-COUNT elements are the fields, in the order
 of the block."
-  field-list-count "How many fields the list holds."
+  field-list-count "The number of fields in the list."
   field-list-octets "The sum of FIELD-SIZE over all fields of the block, including fields for which
 the list has no room."
   field-list-overflow-p "True if the block exceeded the decoder's limits for lists, so that its last
@@ -51,7 +51,7 @@ TRIM-FIELD-LIST."
           (field-list-repeat list) nil)))
 
 (define-hot (trim-field-list :inline t) ((list field-list) (old-count index)) null
-  "Drop old fields that new ones have not replaced."
+  "Drop old fields of LIST that new fields have not replaced."
   (loop for i of-type index from (field-list-count list) below old-count
         do (setf (svref (field-list-fields list) i) nil)))
 
@@ -65,7 +65,8 @@ TRIM-FIELD-LIST."
     (setf (field-list-fields list) (replace new (field-list-fields list)))))
 
 (define-hot (add-field :inline t) ((list field-list) (field field) (limit index) (most index)) null
-  "Append FIELD to LIST unless the sum of sizes would exceed LIMIT, or LIST has MOST fields."
+  "Append FIELD to LIST unless the sum of sizes would exceed LIMIT, or LIST already has MOST
+fields."
   (let ((octets (+ (field-list-octets list) (field-size field)))
         (count (field-list-count list))
         (fields (field-list-fields list)))
@@ -79,7 +80,7 @@ TRIM-FIELD-LIST."
     nil))
 
 (define-hot fill-field-list ((list field-list) (repeat repeat)) null
-  "Make LIST hold the fields of REPEAT."
+  "Fill LIST with the fields of REPEAT."
   (unless (eq repeat (field-list-repeat list))
     (let* ((old-count (restart-field-list list))
            (from (repeat-fields repeat))
@@ -95,14 +96,14 @@ TRIM-FIELD-LIST."
   nil)
 
 (define-hot (field-list-repeated-p :inline t) ((list field-list)) boolean
-  "True if the block was repeated, so that it can have a memo."
+  "True if the block of LIST was repeated, so that it can have a memo."
   (and (field-list-repeat list) t))
 
 (define-hot (field-list-memo :inline t) ((list field-list)) t
-  "The value stored with SETF of FIELD-LIST-MEMO the last time this decoder decoded the same block,
-or NIL. Only blocks that were repeated octet for octet have a memo: to store a memo in another list
-has no effect. The memo is for an upper layer's result about a block as a whole; two lists with the
-same memo have the same field objects."
+  "Return the value that was stored by SETF of FIELD-LIST-MEMO the last time this decoder decoded
+the same block, or NIL if none was stored. Only blocks that were repeated octet for octet have a
+memo; storing a memo in another list has no effect. The memo is for an upper layer's result about a
+block as a whole; two lists with the same memo have the same field objects."
   (let ((repeat (field-list-repeat list)))
     (and repeat (repeat-memo repeat))))
 
@@ -129,7 +130,7 @@ may RETURN and must not change LIST."
 
 (defun find-field (list name)
   "Return the first field of the FIELD-LIST LIST called NAME, a string in lower case, or NIL.
-A constant NAME is made into octets when the call is compiled."
+If NAME is constant, it is converted to octets when the call is compiled."
   (find-named list (ascii-octets name)))
 
 (define-compiler-macro find-field (&whole form list name)
@@ -140,11 +141,11 @@ A constant NAME is made into octets when the call is compiled."
 ;;; Memory
 
 (defconstant +field-octets+ 150
-  "The memory of a field that is kept, in addition to its size by RFC 7541: its structure, the heads
-of its vectors, and its strings, which are made at the first access.")
+  "The memory in octets of a field that is kept, in addition to its size by RFC 7541: its structure,
+the heads of its vectors, and its strings, which are made at the first access.")
 
 (define-hot fields-octets ((fields simple-vector)) index
-  "The approximate memory of FIELDS, a vector of fields."
+  "Return the approximate memory in octets of FIELDS, a vector of fields."
   (let ((octets 0))
     (declare (type (unsigned-byte 40) octets))
     (loop for field of-type field across fields

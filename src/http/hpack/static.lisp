@@ -8,7 +8,7 @@
 (defconstant +static-count+ 61 "The last index of the static table; the dynamic table follows.")
 
 (defconstant +static-name-only+ 128
-  "STATIC-MATCH adds this to the index of an entry that has only the name in common.")
+  "The number that STATIC-MATCH adds to the index of an entry that has only the name in common.")
 
 (declaim (type simple-vector **static-fields** **static-names**))
 
@@ -47,8 +47,8 @@
       (loop for index from +static-count+ downto 1
             do (push index (svref names (length (field-name (svref **static-fields** index))))))
       names)
-  "For each length of a name the ascending list of the indices of the entries with a name of that
-length.")
+  "A vector with, for each length of a name, the ascending list of the indices of the entries whose
+names have that length.")
 
 (define-hot find-static ((field field)) octet
   (let ((name (field-name field)) (value (field-value field)) (name-index 0))
@@ -64,8 +64,9 @@ length.")
     (+ name-index +static-name-only+)))
 
 (define-hot (static-match :inline t) ((field field)) octet
-  "The index of FIELD in the static table. If FIELD is not in the table, the value is
-+STATIC-NAME-ONLY+ plus the least index of an entry with its name, or plus 0 without such an entry."
+  "Return the index of FIELD in the static table. If FIELD is not in the table, return
++STATIC-NAME-ONLY+ plus the lowest index of an entry with its name, or plus 0 if there is no such
+entry."
   (let ((known (field-static field)))
     (if (= known +static-unknown+)
         (setf (field-static field) (find-static field))

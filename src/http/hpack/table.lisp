@@ -11,7 +11,7 @@
 (in-package #:clgrpc.hpack)
 
 (defconstant +initial-table-octets+ 4096
-  "The limit of both tables of a new connection (RFC 9113 section 6.5.2).")
+  "The maximum size in octets of both tables of a new connection (RFC 9113 section 6.5.2).")
 
 (defstruct (table (:constructor nil) (:copier nil))
   "A dynamic table; decoder and encoder include it."
@@ -31,14 +31,15 @@ is empty."
   (1+ (- (table-inserted table) (table-count table))))
 
 (defconstant +field-memory+ 112
-  "The memory of a field in addition to its octets: the structure, and the heads of its vectors.")
+  "The memory in octets of a field in addition to its name and value: the structure, and the heads
+of its vectors.")
 
 (defconstant +most-places+ 65536
-  "The longest ring of a table.")
+  "The maximum length of the ring of a table.")
 
 (define-hot (table-memory :inline t) ((table table)) index
-  "About how many octets of memory TABLE keeps. A field's strings have up to four octets a
-character."
+  "Return the approximate number of octets of memory that TABLE keeps. A field's strings take up to
+four octets for each character."
   (+ (* 4 (table-octets table))
      (* +field-memory+ (table-count table))
      (* 8 (min +most-places+ (length (table-ring table))))))
@@ -54,7 +55,7 @@ character."
              (decf (table-octets table) (field-size field)))))
 
 (define-hot resize-table ((table table) (limit index)) null
-  "Make LIMIT the most octets that TABLE may hold."
+  "Set the maximum size of TABLE in octets to LIMIT."
   (evict-entries table limit)
   (setf (table-limit table) limit)
   nil)
@@ -69,8 +70,8 @@ character."
     nil))
 
 (define-hot insert-entry ((table table) (field field)) boolean
-  "Add FIELD to TABLE after making room for it; return true. A field larger than the limit empties
-the table and is not added (RFC 7541 section 4.4): return NIL."
+  "Add FIELD to TABLE after making room for it, and return true. A field larger than the limit
+empties the table and is not added (RFC 7541 section 4.4); return NIL for it."
   (let ((size (field-size field)) (limit (table-limit table)))
     (cond ((< limit size)
            (evict-entries table 0)
@@ -93,7 +94,8 @@ the table and is not added (RFC 7541 section 4.4): return NIL."
   (svref (table-ring table) (table-slot table number)))
 
 (define-hot (find-entry :inline t) ((table table) (index index)) (or null field)
-  "The field of INDEX, an index on the wire, in the static table or in TABLE, or NIL."
+  "Return the field of INDEX, an index on the wire, in the static table or in TABLE, or NIL if
+neither has it."
   (cond ((<= 1 index +static-count+)
          (%static-entry index))
         ((<= (1+ +static-count+) index (+ +static-count+ (table-count table)))

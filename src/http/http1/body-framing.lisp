@@ -11,23 +11,24 @@
   (remove-if-not (lambda (field) (named-p field name)) fields))
 
 (defun only-field (name fields)
-  "The field NAME, or nil. Two fields with this name are an error."
+  "Return the field NAME, or nil if there is none. Two fields with this name are an error."
   (let ((found (fields-named name fields)))
     (when (rest found) (bad-message 400 "~A is there twice" name))
     (first found)))
 
 (defun only-value (name fields)
-  "The value of the field NAME, or nil. Two fields with this name are an error."
+  "Return the value of the field NAME, or nil if there is none. Two fields with this name are an
+error."
   (let ((field (only-field name fields)))
     (and field (hpack:field-value-string field))))
 
 (defun list-words (name fields)
-  "The words, in lower case, of all fields NAME, whose values are lists with commas."
+  "Return the words, in lower case, in all fields NAME, whose values are lists separated by commas."
   (loop for field in (fields-named name fields)
         append (split-list (string-downcase (hpack:field-value-string field)))))
 
 (defun content-length (fields)
-  "The number in content-length, or nil if that is missing."
+  "Return the number in content-length, or nil if this field is missing."
   (when-let ((field (only-field "content-length" fields)))
     (let ((value (hpack:field-value field)))
       (or (decimal value 0 (length value))
@@ -72,7 +73,8 @@
           (t :until-close))))
 
 (defun host (fields minor authority)
-  "The value of host, or AUTHORITY, of the target, which has priority (RFC 9112 section 3.2.2)."
+  "Return AUTHORITY, which comes from the target and has priority (RFC 9112 section 3.2.2), or the
+value of the field host if AUTHORITY is nil."
   (let ((host (only-value "host" fields)))
     (unless (or host (zerop minor)) (bad-message 400 "there is no host field"))
     (unless (and (every #'host-char-p (or host "")) (every #'host-char-p (or authority "")))
@@ -86,21 +88,22 @@
         (bad-message 417 "the request has an unknown expectation in the field expect"))))
 
 (defun connection-field-p (field)
-  "True if FIELD is about the connection, not about the message."
+  "True if FIELD describes the connection, not the message."
   (member (hpack:field-name-string field)
           '("connection" "keep-alive" "proxy-connection" "transfer-encoding" "upgrade" "host"
             "expect" "te" "trailer")
           :test #'string=))
 
 (defun message-fields-of (fields authority)
-  "FIELDS in the form in which a MESSAGE has them, after a field for AUTHORITY unless that is nil."
+  "Return FIELDS in the form in which a MESSAGE has them, after a field for AUTHORITY unless
+AUTHORITY is nil."
   (coerce (append (and authority (list (hpack:string-field ":authority" authority)))
                   (remove-if #'connection-field-p fields))
           'simple-vector))
 
 (defun request-from (octets start end limit)
-  "The request whose head is the octets from START to END, which do not include the empty line after
-it; the head may have at most LIMIT fields."
+  "Return the request whose head is the octets from START to END, without the empty line after it.
+The head may have at most LIMIT fields."
   (let ((line-end (line-end octets start end)))
     (multiple-value-bind (http-method target minor) (request-line octets start line-end)
       (multiple-value-bind (authority path) (split-target http-method target)
@@ -114,7 +117,7 @@ it; the head may have at most LIMIT fields."
            :expects-p (and (plusp minor) (expects-p fields))))))))
 
 (defun response-from (octets start end limit http-method)
-  "As REQUEST-FROM, but for the response to a request with HTTP-METHOD."
+  "Return what REQUEST-FROM returns, but for the response to a request with HTTP-METHOD."
   (let ((line-end (line-end octets start end)))
     (multiple-value-bind (status reason minor) (status-line octets start line-end)
       (let* ((fields (read-fields octets (+ 2 line-end) end limit))

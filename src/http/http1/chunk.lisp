@@ -4,10 +4,10 @@
 (in-package #:clgrpc.http1)
 
 (defconstant +longest-chunk-line+ 256
-  "The longest line before a chunk, with its extensions and CR LF.")
+  "The maximum length of the line before a chunk, with its extensions and CR LF.")
 
 (defconstant +most-length-digits+ 10
-  "The most digits of the length of a chunk.")
+  "The maximum number of digits of the length of a chunk.")
 
 (define-hot length-digit ((octet octet)) (or null (integer 0 15))
   (cond ((<= 48 octet 57) (- octet 48))
@@ -15,7 +15,7 @@
         ((<= 65 octet 70) (- octet 55))))
 
 (define-hot chunk-length ((octets octets) (start index) (end index)) index
-  "The length in the line from START to END, which do not include its CR LF."
+  "Return the length in the line from START to END, without its CR LF."
   (let ((at start) (length 0))
     (declare (type index at length))
     (loop for digit = (and (< at end) (length-digit (aref octets at)))

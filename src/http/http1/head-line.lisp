@@ -35,7 +35,7 @@ contains another CR, or an LF without a CR, or does not end before END."
   (- (aref octets (+ start 7)) 48))
 
 (defun request-line (octets start end)
-  "Three values: the method, the target and the minor version of the line from START to END."
+  "Return three values: the method, the target and the minor version in the line from START to END."
   (let* ((method-end (span octets start end **token-octets**))
          (target (1+ method-end)))
     (unless (and (< start method-end end)
@@ -51,7 +51,7 @@ contains another CR, or an LF without a CR, or does not end before END."
               (version-minor octets (1+ target-end) end)))))
 
 (defun status-line (octets start end)
-  "Three values: the status, the reason and the minor version of the line from START to END."
+  "Return three values: the status, the reason and the minor version in the line from START to END."
   (let ((status (and (<= (+ start 12) end)
                      (= +space+ (aref octets (+ start 8)))
                      (or (= end (+ start 12)) (= +space+ (aref octets (+ start 12))))
@@ -67,8 +67,8 @@ contains another CR, or an LF without a CR, or does not end before END."
 ;;; Targets
 
 (defun absolute-target (target)
-  "Two values: the authority and the path of TARGET in the absolute form; or nil if TARGET has
-another form."
+  "Return two values: the authority and the path of TARGET, if it has the absolute form. Return nil
+if it has another form."
   (loop for scheme in '("http://" "https://")
         when (alexandria:starts-with-subseq scheme target :test #'char-equal)
           do (let* ((start (length scheme))
@@ -83,7 +83,7 @@ another form."
                                      (t path)))))))
 
 (defun split-target (http-method target)
-  "Two values: the authority, or nil, and the path in TARGET, the target of a request with
+  "Return two values: the authority, or nil, and the path in TARGET, the target of a request with
 HTTP-METHOD (RFC 9112 section 3.2)."
   (cond ((char= #\/ (char target 0)) (values nil target))
         ((and (string= "*" target) (string= "OPTIONS" http-method)) (values nil target))
@@ -108,7 +108,7 @@ HTTP-METHOD (RFC 9112 section 3.2)."
       (hpack:make-field (lower-case-octets octets start colon) (subseq-octets octets from to)))))
 
 (defun read-fields (octets start end limit)
-  "A list of the fields in the lines from START to END, at most LIMIT."
+  "Return a list of the fields, at most LIMIT, in the lines from START to END."
   (let ((fields '()) (count 0) (at start))
     (loop while (< at end)
           do (let ((line-end (line-end octets at end)))

@@ -20,8 +20,8 @@
     nil))
 
 (defun append-text (buffer text)
-  "Append TEXT, a part of a line, one octet for each character. Signal MISUSE if TEXT would end the
-line."
+  "Append TEXT, a part of a line, as one octet for each character. Signal MISUSE if TEXT would end
+the line."
   (append-simple-text buffer (if (typep text '(simple-array character (*)))
                                  text
                                  (coerce (the string text) '(simple-array character (*))))))
@@ -71,7 +71,8 @@ the header connection with the value CONNECTION, \"close\" or \"keep-alive\", un
 
 (defun write-request-head (buffer http-method target fields body)
   "Append to BUFFER the head of a request with HTTP-METHOD and TARGET, strings, and FIELDS, an alist
-of strings with host among them. BODY is the length of its body, :chunked, or nil for no body."
+of strings that must have an entry for host. BODY is the length of its body, :chunked, or nil for no
+body."
   (append-text buffer http-method)
   (append-text buffer " ")
   (append-text buffer target)
@@ -105,7 +106,7 @@ of strings with host among them. BODY is the length of its body, :chunked, or ni
   (append-framed-fields buffer fields body connection))
 
 (defun written-octets (append &rest arguments)
-  "The octets that APPEND, called with a buffer and ARGUMENTS, appends to the buffer."
+  "Call APPEND with a buffer and ARGUMENTS, and return the octets that it appends to the buffer."
   (let ((buffer (make-buffer :size 256)))
     (apply append buffer arguments)
     (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))

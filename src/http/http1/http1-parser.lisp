@@ -36,10 +36,10 @@
 (declaim (freeze-type parser))
 
 (document-functions
-  parser-message "The MESSAGE whose head PARSER has read last, or nil."
+  parser-message "The MESSAGE whose head PARSER has read last, or nil if it has read none."
   parser-body-start "The start of the part of the body that an event :body reports."
   parser-body-end "The end of the part of the body that an event :body reports."
-  parser-trailers "The trailers after a chunked body, HPACK's fields, once MESSAGE is complete.")
+  parser-trailers "The trailers after a chunked body, as HPACK's fields, when MESSAGE is complete.")
 
 (define-printer (parser parser)
   "~(~A, ~A~)" (parser-role parser) (parser-state parser))
@@ -62,17 +62,18 @@ responses to earlier requests."
   nil)
 
 (defconstant +kept-octets+ 1024
-  "A vector for incomplete heads is kept for the next message if it has at most this many octets.")
+  "The maximum length in octets of a vector for incomplete heads that is kept for the next
+message.")
 (defconstant +repeated-octets+ 4096
-  "The longest head that is kept in case the peer repeats it.")
+  "The maximum length in octets of a head that is kept because the peer may repeat it.")
 
 (defun parser-octets (parser)
-  "The octets of memory that PARSER keeps, without its message."
+  "The number of octets of memory that PARSER keeps, without its message."
   (+ (length (parser-kept parser))
      (let ((last (parser-last-head parser))) (if last (length last) 0))))
 
 (defun next-message (parser)
-  "Prepare PARSER, whose message is complete, to read the next one."
+  "Prepare PARSER, whose message is complete, for the next message."
   (assert (eq :done (parser-state parser)))
   (when (< +kept-octets+ (length (parser-kept parser)))
     (setf (parser-kept parser) (make-octets 0)))
@@ -87,13 +88,13 @@ responses to earlier requests."
 ;;; Heads and lines: parts that end with an empty line, or with a line
 
 (define-hot find-line-end ((octets octets) (start index) (end index)) (or null index)
-  "The position after the first LF from START to END, or nil."
+  "Return the position after the first LF from START to END, or nil if there is none."
   (loop for i of-type index from start below end
         when (= +lf+ (aref octets i)) return (1+ i)))
 
 (define-hot head-end ((octets octets) (start index) (end index)) (or null index)
-  "The end of the first empty line in the octets from START to END, or nil. This searches only for
-LF; other errors in the lines are found when the lines are read."
+  "Return the end of the first empty line in the octets from START to END, or nil if there is none.
+This function searches only for LF; other errors in the lines are found when the lines are read."
   (loop with at of-type index = start
         for line-end = (find-line-end octets at end)
         while line-end
@@ -106,7 +107,7 @@ LF; other errors in the lines are found when the lines are read."
                   (return (+ 2 at))))))
 
 (define-hot keep ((parser parser) (octets octets) (start index) (end index)) null
-  "Add the octets from START to END to those that PARSER keeps."
+  "Add the octets from START to END to the octets that PARSER keeps."
   (let* ((fill (parser-fill parser))
          (need (+ fill (- end start))))
     (when (< (length (parser-kept parser)) need)
@@ -119,9 +120,9 @@ LF; other errors in the lines are found when the lines are read."
 
 (defun read-through (parser octets start end limit find-end too-long read)
   "Read a part whose end the function FIND-END finds; its arguments are octets, start and end. If
-the part is complete, call READ with the octets and the part's start and end, and return its end;
-else keep the octets so far and return nil. If the part has more than LIMIT octets, call TOO-LONG, a
-function that signals an error."
+the part is complete, call READ with the octets and the part's start and end, and return the part's
+end. Otherwise keep the octets and return nil. If the part has more than LIMIT octets, call
+TOO-LONG, a function that signals an error."
   (declare (type octets octets) (type index start end limit)
            (type function find-end too-long read))
   (cond ((zerop (parser-fill parser))
@@ -144,15 +145,15 @@ function that signals an error."
 ;;; Heads
 
 (defun same-request-p (parser)
-  "True if the next response from PARSER belongs to a request with the same method as the newest
-response did."
+  "True if the next response from PARSER and the newest response belong to requests with the same
+method."
   (string= (parser-last-request parser) (first (parser-requests parser))))
 
 (define-hot repeated-head-end ((parser parser) (octets octets) (start index) (end index))
     (or null index)
-  "The end of the head that begins at START, if it equals the head of PARSER's newest message octet
-for octet; nil if it differs or is incomplete. Equal heads have their empty line at the same
-position, so no search is needed."
+  "Return the end of the head that begins at START, if it equals the head of PARSER's newest message
+octet for octet, or nil if it differs or is incomplete. No search is needed, because equal heads
+have their empty line at the same position."
   (let* ((last (parser-last-head parser))
          (at (if last (+ start (length last)) 0)))
     (declare (type index at))
@@ -163,7 +164,7 @@ position, so no search is needed."
          at)))
 
 (defun read-head (parser octets start end)
-  "The message whose head is the octets from START to END, which end with an empty line."
+  "Return the message whose head is the octets from START to END, which end with an empty line."
   (unless (eql end (repeated-head-end parser octets start end))
     (let ((lines-end (- end 2))
           (request (first (parser-requests parser))))
@@ -181,7 +182,7 @@ position, so no search is needed."
   (begin-body parser (parser-message parser)))
 
 (defconstant +most-interim+ 16
-  "The most responses of 1xx in a row; one more is an error.")
+  "The maximum number of 1xx responses in a row. A further such response is an error.")
 
 (defun note-response (parser message)
   "Note that PARSER, a client's, has read the head of MESSAGE. The next response belongs to the next
@@ -205,9 +206,9 @@ request, unless MESSAGE is an interim response (RFC 9110 section 15.2)."
                :octets)))))
 
 (defun skip-empty-line (parser octets at)
-  "Skip an empty line before a message, allowed before requests (RFC 9112 section 2.2).
-PARSER is before a message or within an empty line. Return the position at which to continue, AT or
-the next."
+  "Skip an empty line before a message, which is allowed before requests (RFC 9112 section 2.2).
+PARSER must be before a message or within an empty line. Return the position at which to continue,
+AT or the next."
   (let ((octet (aref octets at)))
     (cond ((eq :half-line (parser-state parser))
            (unless (= +lf+ octet) (bad-message 400 "a line ends with something else than CR LF"))
@@ -225,8 +226,8 @@ the next."
   (bad-message 431 "~A has more than ~D octets" what limit))
 
 (defun parse-new-head (parser octets start end)
-  "As PARSE-HEAD, for a head that differs from the previous message's head, or is received in
-portions."
+  "Do what PARSE-HEAD does, for a head that differs from the previous message's head, or is received
+in portions."
   (let* ((limit (parser-max-head-octets parser))
          (at (read-through parser octets start end limit #'head-end
                            (lambda () (too-large "the head" limit))
@@ -289,7 +290,8 @@ return nil if the line is incomplete."
         (parser-state parser) :whole))
 
 (defun trailers-end (octets start end)
-  "The end of the empty line after the trailers that begin at START, or nil."
+  "Return the end of the empty line after the trailers that begin at START, or nil if it has not
+been received."
   (cond ((and (<= (+ start 2) end)
               (= +cr+ (aref octets start))
               (= +lf+ (aref octets (1+ start))))

@@ -34,13 +34,13 @@
   message-minor "The minor number of the version, usually 0 or 1; the major number is 1."
   message-fields "A vector of HPACK's fields, names in lower case, in their order. The name of a
 request's host is \":authority\". Fields about the connection are not included."
-  message-body "Where the body ends: its length in octets, 0 without a body; :chunked; :until-close;
-  or :tunnel if the octets after the head belong to another protocol than HTTP/1.1."
+  message-body "The end of the body: its length in octets (0 without a body); :chunked;
+:until-close; or :tunnel if the octets after the head belong to another protocol than HTTP/1.1."
   message-persistent-p "True if the connection may be used for another message after this one."
   message-expects-p "True if the client waits for the status 100 before it sends the body."
-  message-octets "About how many octets of memory the target and the fields take."
-  message-memo "The datum of the layer above for the message; NIL at first. SETFable. Heads that are
-  equal octet for octet have the same message.")
+  message-octets "The approximate number of octets of memory that the target and the fields take."
+  message-memo "An object that the layer above has stored in the message by SETF; NIL at first.
+Heads that are equal octet for octet have the same message.")
 
 (defmethod print-object ((message message) stream)
   (print-unreadable-object (message stream :type t)
@@ -54,5 +54,6 @@ request's host is \":authority\". Fields about the connection are not included."
             (message-body message))))
 
 (defun find-field (message name)
-  "The first field of MESSAGE whose name is NAME, a string in lower case, or nil."
+  "Return the first field of MESSAGE whose name is NAME, a string in lower case, or nil if there is
+none."
   (find name (message-fields message) :key #'hpack:field-name-string :test #'string=))

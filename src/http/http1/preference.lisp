@@ -4,7 +4,8 @@
 (in-package #:clgrpc.http1)
 
 (defun parameters-weight (parameters)
-  "The weight q, a rational, among PARAMETERS, texts; 0 if it cannot be read, 1 without q."
+  "Return the weight q, a rational, among PARAMETERS, texts. Return 0 if it cannot be read, and 1 if
+there is no q."
   (loop for parameter in parameters
         for text = (string-trim '(#\Space #\Tab) parameter)
         when (alexandria:starts-with-subseq "q=" text :test #'char-equal)
@@ -17,8 +18,8 @@
         finally (return 1)))
 
 (defconstant +longest-preferences+ 500
-  "The most characters of a field; a longer field is ignored, since browsers and scrapers of metrics
-send some 200.")
+  "The maximum number of characters of a field. A longer field is ignored, because browsers and
+scrapers of metrics send only some 200.")
 
 (defmacro do-preferences ((name parameters weight field) &body body)
   "Evaluate BODY for each element of FIELD, the value of a field or nil, with NAME bound to its

@@ -9,7 +9,7 @@
 (defconstant +colon+ 58)
 
 (deftype octet-set ()
-  "A set of octets: an integer that has the bit of each octet's number."
+  "A set of octets. It is an integer in which the bit N is set if the octet N is in the set."
   '(simple-bit-vector 256))
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
@@ -26,8 +26,8 @@
         (find character "!#$%&'*+-.^_`|~")))
 
   (defun target-char-p (character)
-    "True if CHARACTER is visible ASCII, except characters that occur in no URI and that other
-programs have misread."
+    "True if CHARACTER is visible ASCII, except for characters that are not allowed in URIs and that
+other programs have misread."
     (and (char<= #\! character #\~)
          (not (find character "\"<>\\^`{|}#"))))
 
@@ -48,7 +48,8 @@ programs have misread."
       (find character "-._~!$&'()*+;=:[]%")))
 
 (define-hot span ((octets octets) (start index) (end index) (set octet-set)) index
-  "The position of the first octet from START to END that is not in SET, or END."
+  "Return the position of the first octet from START to END that is not in SET, or END if all are in
+SET."
   (loop for i of-type index from start below end
         while (= 1 (sbit set (aref octets i)))
         finally (return i)))
@@ -70,8 +71,8 @@ programs have misread."
   (or (= +space+ octet) (= +tab+ octet)))
 
 (define-hot decimal ((octets octets) (start index) (end index)) (or null index)
-  "The number that the octets from START to END, one to fifteen digits, represent; nil if they have
-another form."
+  "Return the number that the octets from START to END, one to fifteen digits, represent, or nil if
+they have another form."
   (and (< start end)
        (<= (- end start) 14)            ; so that the number is an INDEX
        (let ((number 0))
@@ -83,7 +84,7 @@ another form."
          number)))
 
 (defun octets-text (octets start end)
-  "The octets as a string, one character for each."
+  "Return the octets from START to END as a string, with one character for each octet."
   (let ((text (make-string (- end start))))
     (loop for i from start below end
           for at from 0
@@ -91,7 +92,7 @@ another form."
     text))
 
 (define-hot lower-case-octets ((octets octets) (start index) (end index)) octets
-  "A copy of the octets with capital letters replaced by small ones."
+  "Return a copy of the octets from START to END, with capital letters replaced by small letters."
   (let ((copy (subseq-octets octets start end)))
     (dotimes (i (length copy) copy)
       (when (<= 65 (aref copy i) 90) (incf (aref copy i) 32)))))

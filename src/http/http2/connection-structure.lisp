@@ -54,7 +54,7 @@ default that does nothing, except ON-OUTPUT, which has no default.
 
 (defstruct (counters (:constructor make-counters ()) (:copier nil) (:predicate nil))
   "The memory and work that a peer causes at one connection: present amounts, counts since the
-connection began, and the state of its rate limits (rate-limit.lisp)."
+beginning of the connection, and the state of its rate limits (rate-limit.lisp)."
   (queued-octets 0 :type index)         ; DATA that waits for windows or a turn to write
   (control-frames 0 :type event-count)  ; answers in the output, with some that were sent lately
   ;; the number of control frames in the output that come after CONTROL-MARK
@@ -184,7 +184,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
 
 (declaim (sb-ext:unmuffle-conditions sb-ext:compiler-note))
 
-(defconstant +received-headers+ #b1 "The request, or the final response, was received.")
+(defconstant +received-headers+ #b1 "The request, or the final response, has been received.")
 (defconstant +sent-headers+ #b10 "The request or response has been sent.")
 (defconstant +in-ring+ #b100 "The stream is among the writers that take turns.")
 (defconstant +update-due+ #b1000 "A WINDOW_UPDATE is due.")
@@ -249,7 +249,8 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (< +awaiting-settings+ (connection-phase connection) +finished-connection+))
 
 (define-hot (connection-draining-p :inline t) ((connection connection)) boolean
-  "True if either end has sent GOAWAY: running streams continue, new ones need another connection."
+  "True if either end has sent GOAWAY. Then running streams continue, and new streams need another
+connection."
   (or (/= +no-goaway+ (connection-goaway-sent connection))
       (/= +no-goaway+ (connection-goaway-received connection))))
 
@@ -295,19 +296,21 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
 If KEEPS-USERS is true, a stream that is used again keeps its STREAM-USER; otherwise the STREAM-USER
 becomes nil.")
    (stream-p "True if the argument is a STREAM.")
-   (stream-id "The identifier of a stream: odd, as clients open them all (RFC 9113 section 5.1.1).")
-   (stream-connection "The connection that a stream belongs to.")
-   (stream-charge "The octets that the owner of a stream has charged to an account for it, 0 at
-first. SETFable.")
-   (stream-octets-in "The octets of messages received on a stream, if its owner counts them.
-SETFable.")
-  (stream-octets-out "The octets of messages sent on a stream, if its owner counts them. SETFable.")
-  (stream-user "An object that the owner associates with a stream; NIL at first; see MAKE-POOL.
-SETFable.")
-   (stream-queued-octets "The octets that wait on a stream for windows or for the stream's turn to
-   send.")
+   (stream-id "The identifier of a stream. It is odd, because clients open all streams (RFC 9113
+section 5.1.1).")
+   (stream-connection "The connection to which a stream belongs.")
+   (stream-charge "The number of octets that the owner of a stream has charged to an account for it,
+which the owner sets by SETF; 0 at first.")
+   (stream-octets-in "The number of octets of messages received on a stream, if its owner counts
+them by SETF.")
+  (stream-octets-out "The number of octets of messages sent on a stream, if its owner counts them by
+SETF.")
+  (stream-user "An object that the owner has stored in a stream by SETF; NIL at first. See
+MAKE-POOL.")
+   (stream-queued-octets "The number of octets that wait on a stream for windows or for the stream's
+turn to send.")
    (connection-p "True if the argument is a CONNECTION.")
-   (connection-user "An object that the owner associates with a connection. SETFable.")
+   (connection-user "An object that the owner has stored in a connection; SETF replaces it.")
    (connection-options "The OPTIONS that limit a connection.")
    (connection-sink "The SINK that a connection calls.")
    (connection-counters "The counters of a connection: a COUNTERS structure.")
@@ -322,13 +325,17 @@ not contain it.")
     "The peer's SETTINGS_MAX_HEADER_LIST_SIZE; 2^32-1 if its SETTINGS do not contain it. The peer's
 limit is only advisory (6.5.2).")
    (connection-goaway-received
-    "The last stream in the peer's GOAWAY, 0 for none; -1 without a GOAWAY.")
-   (connection-send-window "The octets of DATA that the peer still takes on a connection.")
-   (connection-receive-window "The octets of DATA that the peer may still send on a connection.")
-   (counters-queued-octets "DATA octets queued on all streams, waiting for windows or a turn.")
+    "The last stream identifier in the peer's GOAWAY, which is 0 if the peer processes no stream, or
+-1 if it has sent no GOAWAY.")
+   (connection-send-window "The number of octets of DATA that the peer still accepts on a
+connection.")
+   (connection-receive-window "The number of octets of DATA that the peer may still send on a
+connection.")
+   (counters-queued-octets "The number of DATA octets queued on all streams, which wait for windows
+or for their turn.")
    (counters-control-frames "The number of answers in the output, perhaps with some that were
       sent recently.")
-   (counters-block-octets "Octets of the header block that is being collected.")
-   (counters-streams-opened "Streams that were opened, by either side.")
+   (counters-block-octets "The number of octets of the header block that is being collected.")
+   (counters-streams-opened "The number of streams that either side has opened.")
    (counters-streams-failed
-    "How many of the opened streams were reset or lost before the server had ended its side.")))
+    "The number of opened streams that were reset or lost before the server had ended its side.")))

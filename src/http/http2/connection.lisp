@@ -59,21 +59,24 @@ function must be called again, or NIL if no deadline is pending."
           (t nil))))
 
 (defun connection-block-since-ns (connection)
-  "The time when the header block that waits for CONTINUATIONs began, or nil."
+  "Return the time at which the header block that waits for CONTINUATIONs began, or nil if there is
+none."
   (let ((block (connection-partial-block connection)))
     (and block (partial-block-since-ns block))))
 
 (defconstant +bare-octets+ 2048
-  "The memory of a connection without streams and queued octets, with its owner's structures.")
+  "The memory in octets of a connection without streams and queued octets, including its owner's
+structures.")
 (defconstant +stream-octets+ 1024
-  "The memory of an open stream, including the minimum that the stream's owner keeps for it.")
+  "The memory in octets of an open stream, including the minimum that the stream's owner keeps for
+it.")
 
 (defconstant +most-places+ (ash 1 24)
   "The maximum length of a vector of a connection.")
 
 (define-hot (kept-octets :inline t) ((connection connection)) index
-  "About how many octets of memory CONNECTION keeps: its tables, its streams, the queued DATA, and
-an incomplete header block. Memory of CONNECTION's owner is not included."
+  "Return the approximate number of octets of memory that CONNECTION keeps: its tables, its streams,
+the queued DATA, and an incomplete header block. Memory of CONNECTION's owner is not included."
   (let ((block (connection-partial-block connection)))
     (+ +bare-octets+
        (* +stream-octets+ (connection-stream-count connection))
@@ -101,8 +104,9 @@ connection that has been idle for long; the memory is allocated again when it is
 (defconstant +highest-stream-id+ #x7FFFFFFF)
 
 (define-hot (available-streams :inline t) ((connection connection)) (unsigned-byte 32)
-  "The number of streams that CONNECTION, a client's, may open now: the peer's limit minus the open
-ones; 0 after either end has sent GOAWAY or the connection is finished."
+  "Return the number of streams that CONNECTION, a client's, may open now. It is the peer's limit
+minus the number of open streams, and 0 after either end has sent GOAWAY or the connection is
+finished."
   (if (or (connection-closed-p connection) (connection-draining-p connection))
       0
       (min (max 0 (- (connection-peer-max-streams connection)
@@ -110,9 +114,9 @@ ones; 0 after either end has sent GOAWAY or the connection is finished."
            (ash (- +highest-stream-id+ (max 0 (connection-highest-id connection))) -1))))
 
 (define-hot open-stream ((connection connection)) (or null stream)
-  "Return a new stream of the client end CONNECTION, or NIL if none may be opened now
-(AVAILABLE-STREAMS). Send the stream's headers, or reset the stream, before you open the next one:
-identifiers must reach the peer in order (RFC 9113 section 5.1.1)."
+  "Return a new stream of the client end CONNECTION, or NIL if no stream may be opened now
+(AVAILABLE-STREAMS). Send the stream's headers, or reset the stream, before you open the next
+stream, because identifiers must reach the peer in order (RFC 9113 section 5.1.1)."
   (when (connection-server-p connection)
     (misuse "A server opens no streams: ~S." connection))
   (when (connection-opening connection)
@@ -142,7 +146,7 @@ every open stream, then ON-CLOSE with the code NO_ERROR. Do nothing if CONNECTIO
     (end-connection connection +no-error+ "the peer closed the connection")))
 
 (define-hot (connection-stop-reading-p :inline t) ((connection connection)) boolean
-  "True if the owner should not read more for CONNECTION until its output has been sent: the peer
-does not read our answers, or the connection is finished."
+  "True if the owner should not read more for CONNECTION until its output has been sent, because the
+peer does not read our answers, or the connection is finished."
   (or (connection-closed-p connection)
       (<= (options-max-unsent-octets (connection-options connection)) (output-fill connection))))

@@ -13,7 +13,7 @@
 (in-package #:clgrpc.http2)
 
 (define-hot (stream-queue-empty-p :inline t) ((stream stream)) boolean
-  "True if no octets are queued on STREAM: all are in the output or sent."
+  "True if no octets are queued on STREAM, so that all are in the output or have been sent."
   (zerop (stream-queued-octets stream)))
 
 (define-hot enqueue-segment ((stream stream) (octets octets) (start index) (end index)
@@ -52,13 +52,13 @@ which may not exist afterwards."
 (define-hot send-data ((stream stream) (octets octets) (start index) (end index)
                        (end-stream-p boolean) &optional (storable boolean nil))
     null
-  "Send the octets START to END on STREAM, whose headers were sent: at once as many as the windows
-and the output's cap allow, and the rest from a queue as the windows open. OCTETS belong to the
-connection from now on. If they are STORABLE, vectors of BORROW-OCTETS, the connection returns them
-to the store when they are sent. If END-STREAM-P is true, our side ends after OCTETS. ON-WRITABLE is
-called when the queue has fallen below half of the option send-budget-octets. Do nothing if the
-stream was reset or the connection is finished. Signal MISUSE if the headers are missing or our side
-has been ended."
+  "Send the octets START to END on STREAM, whose headers have been sent. As many octets as the
+windows and the output's cap allow are sent at once, and the rest from a queue as the windows open.
+OCTETS belong to the connection afterwards. If STORABLE is true, OCTETS were returned by
+BORROW-OCTETS, and the connection returns them to the store when they have been sent. If
+END-STREAM-P is true, our side ends after OCTETS. ON-WRITABLE is called when the queue has fallen
+below half of the option send-budget-octets. Do nothing if the stream was reset or the connection is
+finished. Signal MISUSE if the headers are missing or our side has been ended."
   (let ((state (stream-state stream)))
     (unless (>= state +closed+)
       (unless (and (sending-state-p state)
@@ -89,7 +89,7 @@ has been ended."
   nil)
 
 (define-hot send-trailers-later ((stream stream) (function function)) null
-  "Call FUNCTION with STREAM once its queue has been written, at once if the queue is empty:
+  "Call FUNCTION with STREAM when its queue has been written, or at once if the queue is empty.
 FUNCTION must send the trailers by BEGIN-HEADERS and END-HEADERS. FUNCTION is not called if the
 stream is reset before."
   (if (zerop (stream-queued-octets stream))
@@ -100,7 +100,7 @@ stream is reset before."
 ;;; Turns
 
 (define-hot dequeue-octets ((stream stream) (to octets) (position index) (count index)) null
-  "Move the first COUNT octets of the queue of STREAM to TO from POSITION on."
+  "Move the first COUNT octets of the queue of STREAM to TO, beginning at POSITION."
   (note-queued stream (- count))
   (loop while (plusp count)
         do (let* ((segment (the segment (stream-queue-head stream)))

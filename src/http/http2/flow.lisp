@@ -21,12 +21,13 @@
 
 (define-hot (raise-window :inline t) ((window window) (increment (unsigned-byte 31)))
     (or null window)
-  "WINDOW raised by INCREMENT, or NIL if that exceeds the largest window."
+  "Return WINDOW raised by INCREMENT, or NIL if that exceeds the largest window."
   (let ((sum (+ window increment)))
     (if (<= sum +largest-window+) sum nil)))
 
 (define-hot (return-to-stream :inline t) ((stream stream) (count (unsigned-byte 31))) null
-  "As RETURN-TO-CONNECTION, for the window of STREAM; do nothing once the peer's side has ended."
+  "Do what RETURN-TO-CONNECTION does, for the window of STREAM. Do nothing if the peer's side has
+ended."
   (when (receiving-state-p (stream-state stream))
     (let ((connection (stream-connection stream))
           (unreturned (+ (stream-unreturned stream) count)))
@@ -58,8 +59,8 @@ exceeds the number of delivered octets."
 
 (define-hot credit-connection ((stream stream)) null
   "Let the connection's window, but not the stream's, grow by all octets that ON-DATA has delivered
-on STREAM: the owner still keeps them, but other streams need not wait for that. The stream's window
-grows with a later CONSUME-DATA."
+on STREAM. The owner still keeps these octets, but other streams need not wait until it has read
+them. The stream's window grows with a later CONSUME-DATA."
   (let ((count (- (stream-unconsumed stream) (stream-credited stream)))) ; 0 once STREAM has ended
     (when (plusp count)
       (setf (stream-credited stream) (stream-unconsumed stream))
@@ -77,8 +78,8 @@ grows with a later CONSUME-DATA."
       (and (connection-due connection) t)))
 
 (define-hot write-window-updates ((connection connection)) null
-  "Append the WINDOW_UPDATEs that are due. WRITE-QUEUED does this, too; an owner that does not call
-WRITE-QUEUED before each flush must call this function."
+  "Append the WINDOW_UPDATEs that are due. WRITE-QUEUED appends them as well; an owner that does not
+call WRITE-QUEUED before each flush must call this function."
   (when (window-update-due-p connection)
     (let ((unreturned (connection-unreturned connection)))
       (incf (connection-receive-window connection) unreturned)
@@ -159,9 +160,9 @@ after SETTINGS change 65535 to 100."
 
 (define-hot shift-send-windows ((connection connection) (difference (signed-byte 33)))
     (values list boolean)
-  "Add DIFFERENCE to the send window of every stream; this is fast, since a peer may cause it again
-and again. Return two values: the streams that belong in the ring of writers and are not in it, and
-whether a window is too large."
+  "Add DIFFERENCE to the send window of every stream. This must be fast, because a peer may cause it
+again and again. Return two values: the streams that belong in the ring of writers and are not in
+it, and true if a window is too large."
   (let ((writers '()) (overflow nil))
     (loop for chain across (connection-table connection)
           do (loop for stream of-type (or null stream) = chain then (stream-next stream)

@@ -39,14 +39,16 @@
           (setf ,place value)))))
 
   (defun layout-stores (fields)
-    "Forms that store the variables named as FIELDS into OCTETS from AT on."
+    "Return forms that store the variables that have the names of FIELDS into OCTETS, beginning at
+AT."
     (loop with offset = 0
           for (field bits) in fields
           collect `(setf ,(field-place bits 'octets `(+ at ,offset)) ,field)
           do (incf offset (field-octets bits)))))
 
 (defmacro define-layout (name &body fields)
-  "Define +NAME-OCTETS+ and a SETFable NAME-FIELD for each of FIELDS, of the form (name bits)."
+  "Define +NAME-OCTETS+ and, for each of FIELDS, of the form (name bits), an accessor NAME-FIELD
+that can be used with SETF."
   `(progn
      (defconstant ,(intern (format nil "+~A-OCTETS+" name)) ,(layout-octets fields))
      ,@(loop with offset = 0

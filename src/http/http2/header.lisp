@@ -19,8 +19,9 @@
           (format nil "The kind of a field that is ~(~A~). See FIELD-KIND-OF." name)))))
 
 (defmacro define-field-kinds (&body rows)
-  "Define from ROWS of the form (name field-name) the constants +KIND-NAME+, numbered from 1 on, and
-NAME-KIND. Rows without a field name are kinds that no name has; a row may share an earlier NAME."
+  "Define from ROWS of the form (name field-name) the constants +KIND-NAME+, numbered from 1, and
+NAME-KIND. Rows without a field name are kinds that are not determined by a name. A row may have the
+NAME of an earlier row."
   (let ((names (remove-duplicates (mapcar #'first rows) :from-end t))
         (texts (remove nil (mapcar #'second rows))))
     `(progn
@@ -91,7 +92,7 @@ blank (8.2.1)."
                      never (or (= octet 0) (= octet 10) (= octet 13))))))))
 
 (define-hot valid-status-p ((value octets)) boolean
-  "True if VALUE is three digits that are a status other than 101 (8.6)."
+  "True if VALUE is three digits that represent a status other than 101 (8.6)."
   (and (= 3 (length value))
        (<= 49 (aref value 0) 57)
        (<= 48 (aref value 1) 57)
@@ -125,7 +126,7 @@ FIELD. +KIND-MALFORMED+ means that HTTP/2 forbids its name, its value or the fie
 ;;; Messages
 
 (deftype content-length ()
-  "The value of content-length; -1 if it is missing, -2 for a malformed message."
+  "The value of content-length, -1 if it is missing, or -2 if the message is malformed."
   '(integer -2 #.(1- (expt 10 18))))
 (defconstant +no-content-length+ -1)
 (defconstant +malformed-message+ -2)
@@ -141,7 +142,7 @@ FIELD. +KIND-MALFORMED+ means that HTTP/2 forbids its name, its value or the fie
         +malformed-message+)))
 
 (defconstant +host-seen+ (ash 1 (1+ +kind-other+))
-  "The bit in SEEN, see SCAN-FIELDS, for a host field.")
+  "The bit for a host field in SEEN; see SCAN-FIELDS.")
 
 (defmacro scan-fields ((list seen content-length) &body body)
   "Check the rules for all messages: each pseudo-field occurs at most once and before the others, no
@@ -193,7 +194,7 @@ CONTENT-LENGTH. A malformed message ends the block named NIL with +MALFORMED-MES
 
 (defun one-host-p (list)
   "True if LIST has one host field (RFC 9110 section 7.2), and :authority, if any, has the same
-value. At most two host fields are compared, since a peer may send many short fields."
+value. At most two host fields are compared, because a peer may send many short fields."
   (let ((authority nil) (host nil))
     (hpack:do-fields (field list)
       (case (field-kind-of field)
@@ -226,7 +227,8 @@ value. At most two host fields are compared, since a peer may send many short fi
         +malformed-message+)))
 
 (define-hot response-status ((list hpack:field-list)) (unsigned-byte 10)
-  "The status of the response LIST: the first field, since CHECK-RESPONSE has accepted LIST."
+  "Return the status of the response LIST, which CHECK-RESPONSE must have accepted. The status is
+the first field of such a list."
   (let* ((field (svref (hpack:field-list-fields list) 0))
          (value (hpack:field-value (the hpack:field field))))
     (flet ((digit (i) (- (aref value i) 48)))

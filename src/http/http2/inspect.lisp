@@ -8,7 +8,7 @@
     :max-header-list-size))
 
 (defun flag-names (type flags)
-  "The names of the FLAGS that a frame of TYPE may have, a list of keywords."
+  "Return the names of FLAGS, the flags of a frame of TYPE, as a list of keywords."
   (loop for (name flag . types) in `((:end-stream ,+flag-end-stream+ ,+frame-data+ ,+frame-headers+)
                                      (:ack ,+flag-ack+ ,+frame-settings+ ,+frame-ping+)
                                      (:end-headers ,+flag-end-headers+ ,+frame-headers+
@@ -40,9 +40,9 @@
 
 (defun describe-frame (octets at end)
   "Describe the frame that begins at the index AT in OCTETS; only the octets before END have
-arrived. Return two values: a plist of :FRAME, a name such as \"HEADERS\", :STREAM, :LENGTH, :FLAGS,
-a list of keywords, and, if the frame is complete, the contents of its payload; and the frame's
-length with its header. Return nil if the frame's header is incomplete."
+arrived. Return two values. The first is a plist of :FRAME, a name such as \"HEADERS\", :STREAM,
+:LENGTH, :FLAGS, a list of keywords, and, if the frame is complete, the contents of its payload. The
+second is the frame's length with its header. Return nil if the frame's header is incomplete."
   (when (<= (+ at +frame-header-octets+) end)
     (multiple-value-bind (length type flags id) (read-frame-header octets at)
       (let* ((payload (+ at +frame-header-octets+))
@@ -55,9 +55,9 @@ length with its header. Return nil if the frame's header is incomplete."
                 (+ +frame-header-octets+ length))))))
 
 (defun skip-preface (connection octets start end)
-  "The position of the first frame in OCTETS from START to END: after the client's preface (section
-3.4) if OCTETS begin with the preface. OCTETS are the input of CONNECTION, which may still await the
-preface; if CONNECTION is nil, OCTETS are a client's output."
+  "Return the position of the first frame in OCTETS from START to END. If OCTETS begin with the
+client's preface (section 3.4), it is the position after the preface. OCTETS are the input of
+CONNECTION, which may still await the preface; if CONNECTION is nil, OCTETS are a client's output."
   (let ((preface-end (+ start (length **preface**))))
     (if (and (or (null connection) (= +awaiting-preface+ (connection-phase connection)))
              (<= preface-end end)

@@ -16,8 +16,8 @@
     (setf (connection-output connection) buffer)))
 
 (define-hot (give-output-back :inline t) ((connection connection)) null
-  "Give the buffer that ON-OUTPUT has lent to CONNECTION back to the owner, who sends its contents.
-The owner calls this after it has filled the buffer by WRITE-QUEUED, and before it sends."
+  "Return the buffer that ON-OUTPUT has lent to CONNECTION to the owner, which sends its contents.
+The owner must call this after it has filled the buffer by WRITE-QUEUED, and before it sends."
   (let ((output (connection-output connection)))
     (when output
       (setf (connection-given-octets connection) (buffer-fill output)
@@ -27,7 +27,7 @@ The owner calls this after it has filled the buffer by WRITE-QUEUED, and before 
   nil)
 
 (define-hot (output-buffer :inline t) ((connection connection)) buffer
-  "The buffer to which output is appended. A call tells the owner that output will follow."
+  "Return the buffer to which output is appended. A call informs the owner that output will follow."
   (or (connection-output connection) (borrow-output connection)))
 
 (define-hot (output-fill :inline t) ((connection connection)) index
@@ -65,7 +65,7 @@ The owner calls this after it has filled the buffer by WRITE-QUEUED, and before 
     nil))
 
 (defun discard-open-block (connection)
-  "Remove a header block that this end has begun and not ended."
+  "Remove a header block that this end has begun and has not ended."
   (let ((output (connection-output connection)))
     (when (and output (<= 0 (connection-open-mark connection)))
       (setf (buffer-end output) (+ (buffer-start output) (connection-open-mark connection))

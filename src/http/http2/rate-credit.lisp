@@ -6,13 +6,13 @@
 (in-package #:clgrpc.http2)
 
 (define-hot (note-call-served :inline t) ((connection connection)) null
-  "Note that a call on CONNECTION, a server's end, has got a useful answer. The client may then
+  "Note that a call on CONNECTION, a server's end, has been answered usefully. The client may then
 reset one more stream. The option max-reset-burst limits the resets that a client can save up."
   (incf (counters-calls-served (connection-counters connection)))
   nil)
 
 (define-hot reset-earned-p ((connection connection)) boolean
-  "If credit for a reset is left, use it and return true."
+  "If the client has credit for a reset, use it and return true."
   (let* ((counters (connection-counters connection))
          (served (counters-calls-served counters))
          (kept (options-max-reset-burst (connection-options connection)))
@@ -26,7 +26,7 @@ reset one more stream. The option max-reset-burst limits the resets that a clien
   "The credit, in WINDOW_UPDATEs, that a peer gets for a DATA frame that we send, for a new stream,
 or for a stream that we reset.")
 (defconstant +most-updates-earned+ 1000000
-  "The most earned WINDOW_UPDATEs that can be saved up.")
+  "The maximum number of earned WINDOW_UPDATEs that can be saved up.")
 
 (define-hot (earn-updates :inline t) ((counters counters)) null
   (setf (counters-updates-earned counters)
@@ -40,8 +40,8 @@ or for a stream that we reset.")
     (earn-updates counters)))
 
 (define-hot work-since-ping-p ((connection connection)) boolean
-  "True if a call began or ended, or DATA was sent, since the last PING; note the present state for
-the next PING."
+  "Return true if a call began or ended, or DATA was sent, since the last PING. Note the present
+state for the next PING."
   (let* ((counters (connection-counters connection))
          (opened (counters-streams-opened counters))
          (open (connection-stream-count connection))

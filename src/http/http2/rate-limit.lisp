@@ -25,8 +25,8 @@
 (define-hot charge-rate-limit ((due time-ns) (now time-ns) (burst (unsigned-byte 31))
                               (per-second (unsigned-byte 31)))
     (values time-ns boolean)
-  "Count one event at NOW against the rate limit whose state is DUE. Return the new state, and
-whether the limit is exceeded."
+  "Count one event at NOW against the rate limit whose state is DUE. Return two values: the new
+state, and true if the limit is exceeded."
   (let* ((interval (floor 1000000000 (max 1 per-second)))
          (due (+ interval (max due now))))
     (declare (type time-ns due))
@@ -54,7 +54,7 @@ BURST and PER-SECOND define the limit. End CONNECTION with TEXT if the limit is 
   nil)
 
 (define-hot charge-idle-frame ((connection connection)) null
-  "Count a frame of the peer's that carries no data."
+  "Count a frame of the peer that carries no data."
   (charge (connection counters-idle-due options-max-idle-frame-burst
                       options-max-idle-frames-per-second)
           "too many frames that carry nothing"))
@@ -68,10 +68,11 @@ BURST and PER-SECOND define the limit. End CONNECTION with TEXT if the limit is 
   nil)
 
 (defconstant +long-ping-interval-ns+ (* 2 60 60 1000000000)
-  "The shortest time between two PINGs of a client while no call is under way (gRFC A8).")
+  "The minimum time in nanoseconds between two PINGs of a client while no call is under way (gRFC
+A8).")
 
 (defun shortest-ping-interval (connection)
-  "The nanoseconds that a client must leave between two PINGs."
+  "Return the minimum time in nanoseconds between two PINGs of the client."
   (let* ((options (connection-options connection))
          (interval (seconds-ns (options-min-ping-interval-seconds options))))
     (if (and (zerop (connection-stream-count connection))

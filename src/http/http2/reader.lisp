@@ -23,8 +23,8 @@
 (deftype flags () "The flags of a frame, and +FLAG-SELF-DEPENDENT+." '(unsigned-byte 9))
 
 (define-hot (settle-stream :inline t) ((connection connection) (stream stream)) null
-  "Called after a sink call for STREAM: finish STREAM if its last frame was received; make it
-reusable if its owner allows that."
+  "Finish STREAM if its last frame was received, and make it reusable if its owner allows that. Call
+this after each call of a function of the sink for STREAM."
   (setf (connection-current connection) nil)
   (cond ((stream-flag-p stream +finished+) (recycle-stream stream))
         ((<= +closed+ (stream-state stream)) (finish-stream stream)))
@@ -59,7 +59,7 @@ reusable if its owner allows that."
 ;;; DATA (6.1)
 
 (define-hot (charge-frame :inline t) ((connection connection) (length (unsigned-byte 24))) boolean
-  "Charge a DATA frame of LENGTH to the connection's window; return false if the frame ends the
+  "Charge a DATA frame of LENGTH to the connection's window. Return false if the frame has ended the
 connection."
   (let ((left (- (connection-receive-window connection) length)))
     (cond ((minusp left)
@@ -112,7 +112,7 @@ connection."
 (define-hot receive-data ((connection connection) (octets octets) (start index) (end index)
                           (flags flags) (id stream-id) (stream (or null stream)))
     null
-  "Handle DATA on the stream ID, which is STREAM, or nil if it does not exist."
+  "Handle DATA on the stream ID. STREAM is that stream, or nil if it does not exist."
   (let ((length (- end start)))
     (when (logtest flags +flag-padded+)
       (let ((padding (if (< start end) (aref octets start) 0)))
@@ -287,8 +287,8 @@ frame."
   (collect-block connection octets start end))
 
 (define-hot collect-block ((connection connection) (octets octets) (start index) (end index)) null
-  "Add a piece to the header block in progress. The header of its frame counts too, so that even
-many empty pieces reach the limit."
+  "Add a piece to the header block in progress. The header of the piece's frame is counted as well,
+so that even many empty pieces reach the limit."
   (let ((counters (connection-counters connection)))
     (if (< (options-max-header-block-octets (connection-options connection))
            (incf (counters-block-octets counters)
@@ -346,8 +346,8 @@ exists, ends with that reason."
 (define-hot frame-step ((connection connection) (stream (or null stream)) (id stream-id)
                         (input input))
     state-step
-  "The step for INPUT on STREAM or, if STREAM is nil, on the identifier ID; without a stream its
-action is never ACCEPT."
+  "Return the step for INPUT on STREAM or, if STREAM is nil, on the identifier ID. Without a stream
+the step's action is never ACCEPT."
   (find-step (if stream (stream-state stream) (absent-state connection id)) input))
 
 (define-hot receive-reset ((connection connection) (octets octets) (start index) (id stream-id))
@@ -454,8 +454,8 @@ will not process (6.8). A later GOAWAY may only lower the last stream identifier
     (t (charge-idle-frame connection)))) ; unknown types are ignored (5.5)
 
 (defun foreign-protocol (octets start end)
-  "The protocol of a peer whose first octets are OCTETS from START to END, if it is a well-known
-one, else nil."
+  "Return the protocol of a peer whose first octets are OCTETS from START to END, if it is a
+well-known protocol, else nil."
   (flet ((begins-p (text)
            (let ((stop (+ start (length text))))
              (and (<= stop end)
@@ -477,8 +477,8 @@ text names the protocol of OCTETS; if the protocol is unknown, the text is OTHER
 (define-hot check-phase ((connection connection) (octets octets) (at index) (type octet)
                          (flags flags) (id stream-id))
     null
-  "Fail if the frame with its header at AT is not allowed in the phase of CONNECTION, which awaits a
-particular frame."
+  "Fail if the frame whose header is at AT is not allowed in the phase of CONNECTION, in which it
+awaits a particular frame."
   (case (connection-phase connection)
     (#.+awaiting-settings+
      (unless (and (= type +frame-settings+) (not (logtest flags +flag-ack+)))
@@ -496,15 +496,15 @@ particular frame."
                    (format nil "~A of ~D octets on stream ~D" (frame-name type) length id)))
 
 (defconstant +joined-octets+ 256
-  "The longest payload of a DATA frame that joins another frame: to move a longer payload takes more
-time than a call of ON-DATA.")
+  "The maximum length in octets of the payload of a DATA frame that joins another frame. Moving a
+longer payload takes more time than a call of ON-DATA.")
 
 (define-hot (data-room :inline t) ((connection connection) (stream (or null stream))
                                    (largest index))
     index
-  "The most octets of DATA on STREAM that are delivered as one: LARGEST, or fewer if the windows or
-the content-length allow only fewer. So a frame that exceeds these is refused alone, without the
-frames before it. The value is 0 if STREAM is nil."
+  "Return the maximum number of octets of DATA on STREAM that are delivered together. It is LARGEST,
+or less if the windows or the content-length allow less, so that a frame that exceeds these is
+refused alone, without the frames before it. It is 0 if STREAM is nil."
   (if stream
       (let ((left (stream-content-left stream)))
         (max 0 (min largest (connection-receive-window connection) (stream-receive-window stream)
@@ -515,9 +515,9 @@ frames before it. The value is 0 if STREAM is nil."
                        (most index))
     (values index index)
   "Move the payloads of short DATA frames of the stream ID, which follow a frame with the payload
-from START to END, to the end of that payload, so that one call of ON-DATA delivers all of them, but
-no more than MOST octets. Only frames that end before LIMIT are moved. Return two values: the end of
-the payloads, and the end of the frames."
+from START to END, to the end of that payload, so that one call of ON-DATA delivers all these
+payloads, but at most MOST octets. Only frames that end before LIMIT are moved. Return two values:
+the end of the payloads, and the end of the frames."
   (let ((after end))
     (declare (type index after))
     (loop
@@ -595,13 +595,13 @@ START if the preface is incomplete."
                             (now time-ns) &optional (frames fixnum most-positive-fixnum))
     (values index boolean)
   "Process the peer's octets from START to END, received at NOW (nanoseconds of any steady clock),
-but at most FRAMES frames; frames that JOIN-DATA joins count as one. Return the
-position of the first octet not consumed, at which a frame begins: present that frame again with the
-octets after it. The second value is true if that frame may be complete, because FRAMES frames were
-processed; otherwise more octets must be received first. Octets that are consumed may be overwritten
-(JOIN-DATA). During RECEIVE-OCTETS, functions of the sink are called; a function may use OCTETS only
-during its call. If the peer broke the protocol, GOAWAY is in the output and ON-CLOSE was called;
-from then on all octets are consumed and ignored."
+but at most FRAMES frames; frames that JOIN-DATA joins count as one. Return two values. The first is
+the position of the first octet not consumed, at which a frame begins; call this function again with
+that frame and the octets after it. The second is true if that frame may be complete, because FRAMES
+frames were processed; otherwise more octets must be received first. Octets that are consumed may be
+overwritten (JOIN-DATA). RECEIVE-OCTETS calls functions of the sink; such a function may use OCTETS
+only during its call. If the peer broke the protocol, GOAWAY is in the output and ON-CLOSE was
+called; all further octets are consumed and ignored."
   (setf (connection-last-receive-ns connection) now)
   (handler-case
       (let ((at start))

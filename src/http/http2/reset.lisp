@@ -9,10 +9,10 @@
 (in-package #:clgrpc.http2)
 
 (defconstant +most-resets+ 1024
-  "The most streams reset by us that are recorded one by one.")
+  "The maximum number of streams reset by us that are recorded one by one.")
 
 (define-hot reset-place ((connection connection) (id stream-id)) index
-  "The number of recorded streams, reset by us, that are below ID."
+  "Return the number of recorded streams, reset by us, whose identifiers are below ID."
   (let ((resets (connection-resets connection))
         (low 0)
         (high (connection-reset-count connection)))
@@ -38,7 +38,7 @@
 
 (define-hot forget-reset ((connection connection) (place index)) index
   "Drop the stream with the lowest number from the record of streams that we reset, to make room for
-a new one at PLACE. Return the new stream's place, which is one lower now."
+a new stream at PLACE. Return the new stream's place, which is one lower now."
   (let ((resets (connection-resets connection)))
     (setf (connection-reset-forgotten connection) (logand (aref resets 0) #x7FFFFFFF))
     (replace resets resets :start1 0 :start2 1 :end2 (connection-reset-count connection))
@@ -65,7 +65,7 @@ a new one at PLACE. Return the new stream's place, which is one lower now."
       nil)))
 
 (define-hot (ignored-id-p :inline t) ((connection connection) (id stream-id)) boolean
-  "True if the stream ID is above the last one of our GOAWAY, so that it is not processed (6.8)."
+  "True if the stream ID is above the last stream of our GOAWAY, so that it is not processed (6.8)."
   (and (connection-server-p connection)
        (< +no-goaway+ (connection-goaway-sent connection) id)))
 
@@ -77,7 +77,7 @@ a new one at PLACE. Return the new stream's place, which is one lower now."
         (t +closed+)))
 
 (define-hot skipped-id-p ((connection connection) (id stream-id)) boolean
-  "True if ID is in the newest gap that the client left: that stream was never opened."
+  "True if ID is in the newest gap that the client left, so that the stream was never opened."
   (<= (max 1 (connection-skipped-low connection)) id (connection-skipped-high connection)))
 
 ;;; Resetting
@@ -109,8 +109,8 @@ a new one at PLACE. Return the new stream's place, which is one lower now."
 
 (define-hot reset-stream ((stream stream) (error-code error-code)) null
   "End STREAM now with RST_STREAM of ERROR-CODE, and drop its queued octets; ON-STREAM-CLOSED is
-called before this returns, ON-RESET is not. Does nothing if the stream is closed already. Source:
-RFC 9113 section 6.4."
+called before this returns, ON-RESET is not. Do nothing if the stream is closed already. Source: RFC
+9113 section 6.4."
   (let ((connection (stream-connection stream))
         (id (stream-id stream)))
     (cond ((stream-flag-p stream +finished+))

@@ -12,7 +12,7 @@ SETTING-ERROR."
      ,@(loop for (name number) in rows
              collect `(defconstant ,(constant-name (format nil "SETTING-~A" name)) ,number))
      (defun setting-error (name value)
-       "The error code if VALUE is not allowed for the parameter NAME, a number, else NIL."
+       "Return the error code if VALUE is not allowed for the parameter NAME, a number, else NIL."
        (case name
          ,@(loop for (nil number minimum maximum error) in rows
                  when error
@@ -31,8 +31,8 @@ SETTING-ERROR."
 ;;; Ours
 
 (defun our-settings (connection)
-  "The parameters to send, as a list of (name . value), without those that have the default of RFC
-9113."
+  "Return the parameters to send, as a list of (name . value), without parameters that have the
+default of RFC 9113."
   (let ((options (connection-options connection)))
     (remove nil
             (list (if (connection-server-p connection)
@@ -60,8 +60,8 @@ SETTING-ERROR."
     (setf (buffer-end buffer) at)))
 
 (defun settings-acknowledged (connection)
-  "Note that the peer has seen our SETTINGS: from here on a smaller HPACK table is in force (RFC
-7541 4.2)."
+  "Note that the peer has seen our SETTINGS. A smaller HPACK table is in force for the octets that
+follow (RFC 7541 4.2)."
   (setf (connection-settings-deadline connection) 0)
   (hpack:set-decoder-limit (connection-decoder connection)
                            (options-header-table-octets (connection-options connection))))
@@ -95,8 +95,8 @@ SETTING-ERROR."
            (setf (connection-peer-max-header-list connection) value)))))
 
 (defun apply-settings (connection octets start end)
-  "Apply the peer's parameters from START to END in order, until one is an error. Of initial window
-sizes only the highest and the last are applied, however many there are."
+  "Apply the peer's parameters from START to END in order, until one is an error. If there are
+several initial window sizes, only the highest and the last are applied."
   (let ((highest -1) (last -1))
     (loop for at from start below end by +setting-octets+
           for name = (setting-name octets at)

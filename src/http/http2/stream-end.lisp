@@ -9,7 +9,7 @@
 ;;; Streams
 
 (define-hot store-segment ((segment segment)) null
-  "Return the octets of SEGMENT to the store, since they are sent or will never be sent."
+  "Return the octets of SEGMENT to the store, because they have been sent or will never be sent."
   (when (segment-storable segment)
     (give-octets-back (shiftf (segment-octets segment) (load-time-value (make-octets 0)))))
   nil)
@@ -33,7 +33,7 @@ shrunk."
     (setf (stream-trailers-function stream) nil)))
 
 (define-hot leave-ring ((connection connection) (stream stream)) null
-  "Take STREAM out of the ring of writers."
+  "Remove STREAM from the ring of writers."
   (let ((before (stream-ring-before stream))
         (next (stream-ring-next stream)))
     (if before
@@ -48,8 +48,8 @@ shrunk."
   nil)
 
 (define-hot return-to-connection ((connection connection) (count (unsigned-byte 31))) null
-  "Note that COUNT received octets no longer occupy the connection's window. When such octets amount
-to half of the window, a WINDOW_UPDATE is due."
+  "Note that COUNT received octets no longer occupy the connection's window. When the number of such
+octets reaches half of the window, a WINDOW_UPDATE is due."
   (let ((unreturned (+ (connection-unreturned connection) count)))
     (setf (connection-unreturned connection) unreturned)
     (when (<= (ash (connection-connection-window connection) -1) unreturned)
@@ -79,7 +79,7 @@ to half of the window, a WINDOW_UPDATE is due."
 
 (define-hot note-early-end ((stream stream)) null
   "Note that STREAM is about to be reset, or lost. The stream has failed, unless the server has
-ended its side, since after that the rest of the client's side does not matter."
+ended its side, because the rest of the client's side does not matter after that."
   (let ((connection (stream-connection stream)))
     (when (if (connection-server-p connection)
               (stream-sendable-p stream)
@@ -117,13 +117,14 @@ ended its side, since after that the rest of the client's side does not matter."
   (if (connection-server-p connection) (max 0 (connection-highest-id connection)) 0))
 
 (defun lower-goaway (connection last-stream-id)
-  "Return LAST-STREAM-ID, or a lower one from an earlier GOAWAY (6.8), and record it as sent."
+  "Return LAST-STREAM-ID, or a lower identifier from an earlier GOAWAY (6.8), and record it as
+sent."
   (let ((before (connection-goaway-sent connection)))
     (setf (connection-goaway-sent connection)
           (if (= before +no-goaway+) last-stream-id (min before last-stream-id)))))
 
 (defun fail-connection (connection code text)
-  "End CONNECTION with GOAWAY of CODE and TEXT (5.4.1). Does nothing if CONNECTION is finished."
+  "End CONNECTION with GOAWAY of CODE and TEXT (5.4.1). Do nothing if CONNECTION is finished."
   (unless (connection-closed-p connection)
     (discard-open-block connection)
     (emit-goaway connection (lower-goaway connection (last-peer-stream-id connection)) code
@@ -132,7 +133,7 @@ ended its side, since after that the rest of the client's side does not matter."
   nil)
 
 (defun close-connection (connection error-code text)
-  "End CONNECTION for a reason of the owner's: write GOAWAY with ERROR-CODE and TEXT (ASCII), call
-ON-RESET with :CONNECTION for every stream left, then call ON-CLOSE. Does nothing if CONNECTION is
-finished."
+  "End CONNECTION for a reason of the owner. Write GOAWAY with ERROR-CODE and TEXT (ASCII), call
+ON-RESET with :CONNECTION for every remaining stream, then call ON-CLOSE. Do nothing if CONNECTION
+is finished."
   (fail-connection connection error-code (coerce text 'simple-string)))

@@ -22,14 +22,14 @@
     (intern (format nil "+~A+" symbol)))
 
   (defun encode-step (state action next)
-    "The 16-bit entry: 3 bits of action, 5 of error code, 3 of the next state."
+    "Return a 16-bit entry: 3 bits of action, 5 bits of error code, 3 bits of the next state."
     (destructuring-bind (action &optional code) (if (consp action) action (list action))
       (logior (or (position action *actions*) (error "No action ~S." action))
               (ash (if code (symbol-value (constant-name code)) 0) 3)
               (ash (position (or next state) *states*) 8))))
 
   (defun compile-state-table (rows)
-    "Turn ROWS of (state (input action next section)…) into the vector."
+    "Convert ROWS of (state (input action next section)…) to the vector of the table."
     (let ((table (make-array 128 :element-type '(unsigned-byte 16) :initial-element #xFFFF)))
       (loop for (state . cells) in rows
             do (loop for (input action next) in cells
@@ -56,7 +56,7 @@
 section)…)."
   `(progn
      (defun state-rows ()
-       "The rows of the state table as declared, for tests and documentation."
+       "The rows of the state table as they were declared, for tests and documentation."
        ',rows)
      (define-hot (,name :inline t) ((state state) (input input)) state-step
        (aref (the (simple-array (unsigned-byte 16) (128))

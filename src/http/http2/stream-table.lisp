@@ -9,7 +9,7 @@
 
 (define-hot (stream-slot :inline t) ((connection connection) (table simple-vector) (id stream-id))
     index
-  "The index of the chain of the stream ID in TABLE, a table of CONNECTION."
+  "Return the index of the chain of the stream ID in TABLE, a table of CONNECTION."
   (let* ((number (ash id -1))
          (run (ldb (byte 64 0) (* (logior 1 (connection-seed connection)) (ash number -10))))
          (mixed (ldb (byte 64 0) (* #x9E3779B97F4A7C15 (logxor run (ash run -29))))))
@@ -17,7 +17,7 @@
     (logand (logxor number (ash mixed -34)) (1- (length table)))))
 
 (define-hot (find-stream :inline t) ((connection connection) (id stream-id)) (or null stream)
-  "The stream ID if it is not finished, or NIL."
+  "Return the stream ID if it exists and is not finished, else NIL."
   (let ((table (connection-table connection)))
     (if (zerop (length table))
         nil
@@ -82,7 +82,7 @@ oldest first. FUNCTION may end streams; streams that it has ended are skipped."
 (defconstant +pool-streams+ 512)
 
 (define-hot (take-stream :inline t) ((connection connection) (id stream-id)) stream
-  "A fresh stream ID in state idle, in the table."
+  "Enter a fresh stream ID, in the state idle, into the table, and return it."
   (let* ((pool (connection-pool connection))
          (pooled (pool-streams pool))
          (stream (cond (pooled
@@ -103,7 +103,8 @@ oldest first. FUNCTION may end streams; streams that it has ended are skipped."
 
 (define-hot recycle-stream ((stream stream)) null
   "Put STREAM into the pool if both the owner and this connection have finished with it. Streams of
-a finished connection do not go there, since they would keep the connection from the collector."
+a finished connection are not put into the pool, because they would keep the connection from the
+collector."
   (let* ((connection (stream-connection stream))
          (pool (connection-pool connection)))
     (when (and (= (logior +finished+ +released+)
@@ -146,8 +147,8 @@ Call this at most once, at any time; it is safe not to call it."
 ;;; Identifiers
 
 (define-hot (note-highest-id :inline t) ((connection connection) (id stream-id)) null
-  "Note that the peer opens ID, which is above all earlier ones; identifiers that it has skipped are
-closed without ever having been open (5.1.1)."
+  "Note that the peer opens ID, which is above all earlier identifiers. Identifiers that it has
+skipped are closed without having been open (5.1.1)."
   (let ((next (+ 2 (connection-highest-id connection))))
     (when (< next id)
       (setf (connection-skipped-low connection) (logand next #x7FFFFFFF)

@@ -10,11 +10,12 @@
 (in-package #:clgrpc.http2)
 
 (defconstant +output-cap+ 65536
-  "While the output has more octets than this, DATA is queued instead of appended; its streams then
-write frames in turn.")
+  "The number of octets of output above which DATA is queued instead of appended. The streams with
+queued DATA then write frames in turn.")
 
 (define-hot connection-writable-p ((connection connection)) boolean
-  "True if DATA appended now would be sent with the next flush: the output is below its cap."
+  "True if the output is below its cap, so that DATA that is appended now would be sent with the
+next flush."
   (and (not (connection-closed-p connection))
        (< (output-fill connection) +output-cap+)))
 
@@ -77,8 +78,9 @@ headers are trailers and must end the stream."
 (define-hot split-block ((connection connection) (buffer buffer) (mark index) (id stream-id)
                          (end-stream-p boolean))
     null
-  "Split the block into HEADERS and CONTINUATIONs. It begins MARK octets after the start of BUFFER,
-with room for one frame header before it. The pieces are moved to their places, the last one first."
+  "Split the block into HEADERS and CONTINUATIONs. The block begins MARK octets after the start of
+BUFFER, with room for one frame header before it. Its pieces are moved to their places, the last
+piece first."
   (let* ((limit (connection-peer-frame-octets connection))
          (length (- (buffer-fill buffer) mark +frame-header-octets+))
          (more (1- (ceiling length limit))) ; how many CONTINUATIONs
@@ -113,14 +115,16 @@ begun."
 ;;; DATA
 
 (define-hot (largest-data :inline t) ((connection connection)) index
-  "The largest DATA payload to send: the lower one of the peer's limit and our own."
+  "Return the maximum length in octets of the payload of DATA that we send, which is the lower of
+the peer's limit and our own."
   (min (connection-peer-frame-octets connection)
        (options-max-frame-octets (connection-options connection))))
 
 (define-hot (reserve-data :inline t) ((stream stream) (count index)) boolean
   "True if a DATA frame of COUNT octets on STREAM can be appended to the output at once. This
-requires that the stream's headers are sent, both windows and one frame have room, no stream has
-queued DATA and the output is below its cap. If the value is true, call BEGIN-DATA, else SEND-DATA."
+requires that the stream's headers have been sent, both windows and one frame have room, no stream
+has queued DATA, and the output is below its cap. If the value is true, call BEGIN-DATA; otherwise
+call SEND-DATA."
   (let ((connection (stream-connection stream)))
     (and (sending-state-p (stream-state stream))
          (stream-flag-p stream +sent-headers+)
@@ -141,9 +145,9 @@ queued DATA and the output is below its cap. If the value is true, call BEGIN-DA
              (largest-data connection)))))
 
 (define-hot (begin-data :inline t) ((stream stream) (count index)) (values octets index)
-  "Call this after RESERVE-DATA was true for COUNT. Return octets, and the position in them at which
-to write exactly COUNT octets. Then call END-DATA; until then call no other function of the
-connection."
+  "Call this after RESERVE-DATA has returned true for COUNT. Return two values: octets, and the
+position in them at which to write exactly COUNT octets. Then call END-DATA; until then call no
+other function of the connection."
   (let* ((buffer (output-buffer (stream-connection stream)))
          (octets (ensure-buffer-room buffer (+ count +frame-header-octets+))))
     (values octets (if (joins-last-p stream buffer count)
@@ -152,8 +156,8 @@ connection."
 
 (define-hot end-data ((stream stream) (count index) (end-stream-p boolean)) null
   "End the COUNT octets of DATA that BEGIN-DATA began on STREAM; if END-STREAM-P is true, they are
-the last. The octets become a frame of their own, or join the frame before them: messages that are
-sent together share one frame, which costs the peer less than a frame for each."
+the last octets. The octets become a separate frame, or join the frame before them, because messages
+that share one frame cost the peer less than a frame for each message."
   (let* ((connection (stream-connection stream))
          (buffer (the buffer (connection-output connection)))
          (joins (joins-last-p stream buffer count))
