@@ -10,8 +10,8 @@
   (:documentation "A service that forwards its calls to a channel; see MAKE-GATEWAY-SERVICE."))
 
 (defun run-beside (call function)
-  "Call FUNCTION on another thread: a reserve thread of CALL's server, or, for a call within the
-image that has no server, a new thread."
+  "Call FUNCTION on another thread. It is a reserve thread of CALL's server or, for a call within
+the image that has no server, a new thread."
   (let ((server (rpc:operate server call)))
     (unless (and server
                  (loop:run-on-reserve (serving:server-reserve server) function :if-busy :exceed))
@@ -21,9 +21,9 @@ image that has no server, a new thread."
 ;;; Metadata
 
 (defun client-metadata (call)
-  "The metadata for the backend server: the metadata of CALL, the client's call, and one
-x-forwarded-for. Its last address is the client's. Servers should trust only the last address, since
-the client may have sent others."
+  "Return the metadata for the backend server: the metadata of CALL, the client's call, with one
+x-forwarded-for, whose last address is the client's. Servers should trust only the last address,
+because the client may have sent the others."
   (let* ((metadata (status:sendable-metadata (rpc:call-metadata call)))
          (name "x-forwarded-for")
          (before (loop for (other . value) in metadata when (string= name other) collect value))
@@ -55,8 +55,8 @@ the client may have sent others."
 ;;; The kinds of calls
 
 (defun begin-forwarded (channel method request call &rest options)
-  "INVOKE METHOD on CHANNEL with OPTIONS and the metadata of CALL, the client's. Signal :unavailable
-if CHANNEL is closed."
+  "INVOKE METHOD on CHANNEL with OPTIONS and the metadata of CALL, the client's call. Signal
+:unavailable if CHANNEL is closed."
   (handler-bind ((misuse (lambda (condition)
                            (declare (ignore condition))
                            (when (eq :shutdown (calling:channel-state channel))
@@ -96,7 +96,7 @@ if CHANNEL is closed."
   "Forward the messages of REQUESTS, the client's call. If one of the two calls ends earlier, its
 status reaches the thread that waits for the answers of FORWARDED. If a message cannot be sent,
 because it is too long for example, call NOTE-FAILURE with the error. After any error FORWARDED is
-cancelled: otherwise the backend server might wait for ever for further messages."
+cancelled, because the backend server might otherwise wait for ever for further messages."
   (let ((over nil))
     (flet ((over-p () (or (rpc:call-status requests) (rpc:call-status forwarded))))
       (unwind-protect
@@ -124,7 +124,7 @@ cancelled: otherwise the backend server might wait for ever for further messages
   "Return a service, for START-SERVER, that forwards each call to CHANNEL and the answer to the
 client. The service forwards messages as octets, metadata, the remaining time, cancellation, status,
 details and trailers. METHODS are the methods whose types the service knows, from POOL-METHODS with
-:RAW: all protocols of the server can call these, and only gRPC can call other methods.
+:RAW. All protocols of the server can call these methods; only gRPC can call other methods.
 GENERIC-SERVICE-METHODS can be set to other methods later. The service does not close CHANNEL. From
 any thread."
   (make-instance

@@ -20,19 +20,19 @@
 (in-package #:clgrpc.services)
 
 (defconstant +listed-services+ 100
-  "The most services that the method List returns; if there are more, its answer is
+  "The maximum number of services that the method List returns. If there are more, its answer is
 :resource-exhausted, as the protocol requires.")
 
 (defconstant +longest-name+ 1000
-  "The longest name of a service, in characters: the service keeps the name of each watcher until
-the watcher's call ends.")
+  "The maximum length of a service's name, in characters. It is limited because the health service
+keeps the name of each watcher until the watcher's call ends.")
 
 (defconstant +told-at-once+ 64
   "The number of watchers that are notified before other threads get the lock for +PAUSE-SECONDS+.")
 
 (defconstant +pause-seconds+ 1/20000
-  "The length of such a pause, in which a loop that waits for the lock gets it, and loops send the
-messages to watchers.")
+  "The length in seconds of the pause after +TOLD-AT-ONCE+ watchers, in which a loop that waits for
+the lock gets it, and loops send the messages to watchers.")
 
 (defstruct (entry (:constructor make-entry (status)) (:copier nil))
   "A name that a health service knows, with its status and watchers."
@@ -65,8 +65,8 @@ messages to watchers.")
    (stopping :initform nil :accessor service-stopping) ; true once the last of these servers stops
    ;; the entries of all services
    (lock :initform (sb-thread:make-mutex :name "clgrpc health") :reader service-lock))
-  (:documentation "The service grpc.health.v1.Health: give START-SERVER an instance beside your own
-services. See SET-HEALTH-STATUS."))
+  (:documentation "The service grpc.health.v1.Health: give START-SERVER an instance in addition to
+your own services. See SET-HEALTH-STATUS."))
 
 (defmethod initialize-instance :after ((service health-service) &key)
   (setf (gethash "" (service-entries service)) (service-overall service)))
@@ -87,7 +87,7 @@ services. See SET-HEALTH-STATUS."))
   `(sb-thread:with-mutex ((service-lock ,service)) ,@body))
 
 (defun find-entry (service name)
-  "The entry of NAME, or nil. The caller holds the service's lock."
+  "Return the entry of NAME, or nil if there is none. Call this with the service's lock."
   (gethash name (service-entries service)))
 
 (defun status-of (service name)
@@ -95,9 +95,10 @@ services. See SET-HEALTH-STATUS."))
     (and entry (entry-status entry))))
 
 (defun health-status (service name)
-  "Return the status of NAME in SERVICE, a health service: :serving, :not-serving or :unknown; nil
-if SERVICE does not know NAME. NAME is the full name of a service such as \"helloworld.Greeter\", or
-\"\" for the whole server. Signal MISUSE for a SERVICE or NAME of another type. From any thread."
+  "Return the status of NAME in SERVICE, a health service: :serving, :not-serving or :unknown, or
+nil if SERVICE does not know NAME. NAME is the full name of a service such as
+\"helloworld.Greeter\", or \"\" for the whole server. Signal MISUSE for a SERVICE or NAME of another
+type. From any thread."
   (check-service service)
   (check-service-name name)
   (with-service (service) (status-of service name)))
@@ -105,10 +106,10 @@ if SERVICE does not know NAME. NAME is the full name of a service such as \"hell
 (defun set-health-status (service name status)
   "Set the status of NAME in SERVICE, a health service, to STATUS: :serving, :not-serving or
 :unknown; return STATUS. NAME is the full name of a service, or \"\" for the whole server. Watchers
-get the new status. Once the last server of SERVICE stops, every status is :not-serving and cannot
-be changed, until another server starts with SERVICE. If the server does not serve NAME, this is
-logged once, since NAME may be misspelt. Signal MISUSE for another status, and for a SERVICE or NAME
-of another type. From any thread."
+get the new status. When the last server of SERVICE begins to stop, every status becomes
+:not-serving and cannot be changed until another server starts with SERVICE. If the server does not
+serve NAME, this is logged once, because NAME may be misspelt. Signal MISUSE for another status, and
+for a SERVICE or NAME of another type. From any thread."
   (check-service service)
   (check-service-name name)
   (unless (member status '(:serving :not-serving :unknown))
@@ -126,8 +127,8 @@ other software; if it is similar to a service's name, it is probably misspelt."
                    :name name :likely-name likely)))))
 
 (defun change-status (service name status &key if-unknown)
-  "Set the status of NAME to STATUS, unless the server stops. If IF-UNKNOWN is true, do this only if
-NAME has no status yet. Notify its watchers."
+  "Set the status of NAME to STATUS, unless the server stops or, if IF-UNKNOWN is true, NAME already
+has a status. Notify its watchers."
   (let ((entry nil) (new nil))
     (with-service (service)
       (unless (or (service-stopping service)
@@ -182,7 +183,7 @@ nil."
         (map-watchers #'leave service (entry-watchers entry))))))
 
 (defun dismiss (watcher)
-  "End WATCHER's call, since the server stops."
+  "End WATCHER's call, because the server stops."
   (handler-case (rpc:finish (watcher-call watcher) :status :unavailable
                                                    :message "the server is stopping")
     ;; the call has ended
@@ -191,9 +192,9 @@ nil."
 ;;; Watchers
 
 (defun map-watchers (function service head)
-  "Call FUNCTION, with the lock held, with each watcher in the list of HEAD, and perhaps with some
-that are added meanwhile. After every few watchers release the lock, so that other threads get it,
-and call TELL-WATCHER with each watcher for which FUNCTION has returned true."
+  "Call FUNCTION, with the lock held, with each watcher in the list of HEAD, and perhaps with
+watchers that are added meanwhile. After each +TOLD-AT-ONCE+ watchers release the lock, so that
+other threads get it, and call TELL-WATCHER with each watcher for which FUNCTION has returned true."
   ;; PLACE, a link in the list, marks where to continue; RING-FIRST and ENTER-RING accept any link
   ;; as a head
   (let ((place (make-ring)))
@@ -218,7 +219,7 @@ and call TELL-WATCHER with each watcher for which FUNCTION has returned true."
         (with-service (service) (quit-ring place))))))
 
 (defun adopt-strangers (service name entry)
-  "Move the watchers of NAME, which has just become known as ENTRY, from the STRANGERS to ENTRY."
+  "Move the watchers of NAME, which has become known as ENTRY, from the STRANGERS to ENTRY."
   (map-watchers (lambda (watcher)
                   (when (string= name (watcher-name watcher))
                     (quit-ring watcher)
@@ -227,7 +228,8 @@ and call TELL-WATCHER with each watcher for which FUNCTION has returned true."
                 service (service-strangers service)))
 
 (defun join-list (watcher entry service)
-  "Put WATCHER, which is in no list, into the list of ENTRY or, if that is nil, of the strangers."
+  "Put WATCHER, which must be in no list, into the list of ENTRY or, if ENTRY is nil, into the list
+of the strangers."
   (setf (watcher-entry watcher) entry)
   (enter-ring watcher (if entry (entry-watchers entry) (service-strangers service))))
 
@@ -246,9 +248,9 @@ call if WATCHER must leave."
     (when (watcher-leaving watcher) (dismiss watcher))))
 
 (defun tell-watcher (watcher)
-  "Call TELL-STATUS for WATCHER. If another call of this function, perhaps on this thread in a
-callback of the client, is under way for WATCHER, make that call repeat it, so that the last status
-sent is the latest. Call this without the lock."
+  "Call TELL-STATUS for WATCHER. If another call of this function is under way for WATCHER, perhaps
+on this thread in a callback of the client, make that call repeat TELL-STATUS, so that the status
+that is sent last is the latest. Call this without the lock."
   (sb-sys:without-interrupts
     (when (zerop (sb-ext:atomic-incf (watcher-wanted watcher)))
       (let ((wanted 0) (done nil))
@@ -324,8 +326,8 @@ sent is the latest. Call this without the lock."
 (sb-ext:define-load-time-global **no-such-service** (health-answer 404 "the service is not known"))
 
 (defun tell-health (service query)
-  "The answer to a request with QUERY, a string or nil: the status in SERVICE of the service that
-the parameter \"service\" of QUERY names."
+  "Return the answer to a request with QUERY, a string or nil. It has the status in SERVICE of the
+service that the parameter \"service\" of QUERY names."
   (let ((status (if query
                     (health-status service (or (exchange:query-parameter query "service") ""))
                     (entry-status (service-overall service)))))
@@ -338,11 +340,12 @@ the parameter \"service\" of QUERY names."
 
 (define-keyword-function health-handler (service &key (path "/healthz") (quiet t))
   "Return a handler for START-SERVER's :http that reports the status in SERVICE, a health service,
-over HTTP/1.1 and HTTP/2 at PATH, a string. The status is the whole server's, or the status of the
-service that the query's parameter \"service\" names. The answer is 200 while the status is
-:serving, 503 while it is not, 503 and \"draining\" once the last server of SERVICE stops, and 404
-for a name that SERVICE does not know. The handler may also be given to a separate server, which
-answers while the main server drains. Traces have the requests, and access logs have those that end
-well, only if QUIET is false. From any thread. Signal MISUSE if SERVICE is not a health service."
+over HTTP/1.1 and HTTP/2 at PATH, a string. The status is that of the service that the query's
+parameter \"service\" names or, without this parameter, that of the whole server. The answer is 200
+while the status is :serving, 503 while it is not, 503 and \"draining\" when the last server of
+SERVICE is stopping, and 404 for a name that SERVICE does not know. The handler may also be given to
+a separate server, which answers while the main server drains. Traces have the requests, and access
+logs have those that end well, only if QUIET is false. From any thread. Signal MISUSE if SERVICE is
+not a health service."
   (check-service service)
   (exchange:prompt-handler path (lambda (query) (tell-health service query)) :quiet quiet))

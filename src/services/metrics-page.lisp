@@ -4,7 +4,7 @@
 (in-package #:clgrpc.services)
 
 (defun gzip (octets)
-  "OCTETS compressed with gzip, or nil if libz or memory is missing."
+  "Return OCTETS compressed with gzip, or nil if libz or memory is missing."
   (declare (type octets octets))
   (when (os:open-zlib)
     (multiple-value-bind (compressed end) (os:deflate-octets :gzip 1 octets 0 (length octets) 0)
@@ -12,8 +12,8 @@
         (prog1 (subseq-octets compressed 0 end) (give-octets-back compressed))))))
 
 (defun make-metrics-answer (metrics accept gzip)
-  "The answer with the present figures of METRICS: an HTTP status, headers and octets. The header
-ACCEPT determines the format; the octets are compressed if GZIP is true."
+  "Return three values, the answer with the present figures of METRICS: an HTTP status, headers and
+octets. The header ACCEPT determines the format; the octets are compressed if GZIP is true."
   (multiple-value-bind (text type) (metrics:metrics-text metrics :accept accept)
     (let ((compressed (and gzip (gzip text)))
           (headers `(("content-type" . ,type) ("cache-control" . "no-store")
@@ -26,7 +26,7 @@ ACCEPT determines the format; the octets are compressed if GZIP is true."
 ;;; a limited number of answers; a client that asks more often gets the last answer again.
 
 (defconstant +answers-at-once+ 50
-  "The number of answers that are made at once, without a pause.")
+  "The number of answers that can be made at once, without a pause.")
 (defconstant +answers-a-second+ 5
   "The number of answers that are made each second after the first +ANSWERS-AT-ONCE+.")
 
@@ -65,12 +65,12 @@ ACCEPT determines the format; the octets are compressed if GZIP is true."
 
 (define-keyword-function metrics-handler (metrics &key (path "/metrics") (quiet t))
   "Return a handler for START-SERVER's :http that answers over HTTP/1.1 and HTTP/2, at PATH, a
-string, with the figures of METRICS, a value of MAKE-METRICS. The request's accept header decides
-between OpenMetrics, with exemplars, and Prometheus's own format; accept-encoding decides whether
-gzip is used. The handler may be given to any number of servers, even to a server that METRICS do
-not observe. Requests beyond fifty at once, and five a second after that, get the last answer again.
-Requests are in traces and, if they end well, in access logs only if QUIET is false. From any
-thread."
+string, with the figures of METRICS, an object that MAKE-METRICS returned. The request's header
+accept decides between OpenMetrics, with exemplars, and Prometheus's own format; accept-encoding
+decides whether gzip is used. The handler may be given to any number of servers, even to a server
+that METRICS do not observe. Requests beyond fifty at once, and five a second after that, get the
+last answer again. Requests are in traces and, if they end well, in access logs only if QUIET is
+false. From any thread."
   (check-type metrics metrics:metrics)
   (let ((scrapes (make-scrapes)))
     (exchange:http-handler path (lambda (request) (tell-metrics metrics scrapes request))

@@ -22,7 +22,7 @@
         (sort (server:server-service-names server) #'string<)))
 
 (defun names-for (service call)
-  "The names of the services of the server that has received CALL and serves SERVICE."
+  "Return the names of the services of the server that has received CALL and serves SERVICE."
   (values (gethash (rpc:operate server call) (service-names service))))
 
 ;;; Answers: (:files octets…), (:numbers type number…), (:services name…) or (:error status text)
@@ -34,8 +34,8 @@
         (setf (gethash file images) (protobuf:file-descriptor-octets file)))))
 
 (defun files-answer (service file sent)
-  "The answer of SERVICE with FILE, a descriptor, and the files that FILE imports, except for files
-named in the table SENT. Add the names of the included files to SENT."
+  "Return the answer of SERVICE with FILE, a descriptor, and the files that FILE imports, except for
+files whose names are in the table SENT. Add the names of the included files to SENT."
   (let ((octets '()))
     (labels ((visit (file again)
                (let ((name (protobuf:descriptor-name file)))
@@ -140,7 +140,7 @@ named in the table SENT. Add the names of the included files to SENT."
 
 (defun reflection-services ()
   "Return a list of two services: grpc.reflection.v1.ServerReflection, and its first version,
-v1alpha, for older clients. If START-SERVER gets them beside your services, tools such as grpcurl
-can call your services without their .proto files. Through them any caller can read the declarations
-of all loaded files. From any thread."
+v1alpha, for older clients. If you give them to START-SERVER in addition to your services, tools
+such as grpcurl can call your services without their .proto files. Any caller can then read the
+declarations of all loaded files. From any thread."
   (list (make-instance 'reflection-v1) (make-instance 'reflection-v1alpha)))

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.wire)
 
 (defstruct (waiting (:include ring) (:constructor make-waiting (call)) (:copier nil))
-  "The place, in the link's queue, of a CALL whose callbacks wait for a thread."
+  "The place in the link's queue of a CALL whose callbacks wait for a thread."
   (call nil :type wire-call :read-only t)) ; the call
 
 (declaim (sb-ext:freeze-type waiting))
@@ -22,7 +22,7 @@
 
 (define-hot run-callback ((call wire-call) (function function)) boolean
   "Run FUNCTION, user code of CALL, with the baton lent; an error in it ends CALL. Return false if
-the baton was lost; then the caller must not use the loop."
+the baton was lost, in which case the caller must not use the loop."
   (let ((abandoned t))
     (unwind-protect
          (multiple-value-bind (condition baton)
@@ -53,12 +53,13 @@ thread, which has lost the loop."
                (wire-schedule call))))
 
 (defconstant +messages-at-once+ 16
-  "The most messages that a callback gets for one lending of the baton. They are few, so that the
-watchdog does not mistake many quick calls of the callback for a slow call.")
+  "The maximum number of messages that a callback gets while the baton is lent once. The number is
+small, so that the watchdog does not mistake many quick calls of the callback for a slow call.")
 
 (define-hot (next-message-due-p :inline t) ((call wire-call) (callbacks wire-callbacks)) boolean
-  "As MESSAGE-DUE-P, for a CALL with a callback for messages, but without function calls while CALL
-runs. Over HTTP/1.1, where CALL has no stream, the operation ROOM counts the unsent octets."
+  "Return what MESSAGE-DUE-P returns, for a CALL with a callback for messages, but without function
+calls while CALL runs. Over HTTP/1.1, where CALL has no stream, the operation ROOM counts the unsent
+octets."
   (let ((inbound (call-wire-inbound call)))
     (and inbound
          (or (wire-inbound-received inbound) (wire-inbound-incoming inbound))
@@ -94,8 +95,8 @@ RUN-CALLBACK."
          t)))
 
 (defun note-callback-charge (call charged)
-  "Note that the callback of CALL that has lost the loop is charged, if CHARGED is true, or else has
-returned. Return true if the charge changes."
+  "Note that the callback of CALL that has lost the loop is charged, if CHARGED is true, or has
+returned, if CHARGED is false. Return true if the charge changes."
   (let ((callbacks (call-wire-callbacks call)))
     (if charged
         (when (eq :running (wire-callbacks-scheduled callbacks))
@@ -123,12 +124,12 @@ Callbacks of a call that has ended never wait."
       (loop:quota-open-p (loop:event-loop-reserve (link-loop link)) (link-quota link))))
 
 (defun first-waiting (link)
-  "The WAITING of the call of LINK whose callbacks have waited longest, or nil."
+  "Return the WAITING of the call of LINK whose callbacks have waited longest, or nil if none wait."
   (and (link-waiting-calls link) (ring-first (link-waiting-calls link))))
 
 (defun take-waiting-call (link scheduled)
-  "The call of LINK whose callbacks have waited longest, or nil. The call has then stopped waiting:
-its callbacks are SCHEDULED, t or :granted."
+  "Return the call of LINK whose callbacks have waited longest, or nil if none wait. The call stops
+waiting, and the state of its callbacks becomes SCHEDULED, t or :granted."
   (let ((place (first-waiting link)))
     (when place
       (quit-ring place)
@@ -138,8 +139,8 @@ its callbacks are SCHEDULED, t or :granted."
 (defun ask-for-thread (link)
   "Queue a function for a thread of LINK's quota, unless such a function already waits. When LINK
 may have a thread, the function lets the loop run the callbacks of the call that has waited longest,
-and keeps the thread until then; otherwise a handler that waits for a thread of LINK would always
-get it first. On the loop."
+and keeps the thread until they run. Otherwise a handler that waits for a thread of LINK would
+always get it first. On the loop."
   (flet ((use (give-up)
            (setf (link-asked link) nil)
            (let ((call (take-waiting-call link :granted)))
@@ -158,8 +159,8 @@ get it first. On the loop."
                  t)))))
 
 (defun wake-callbacks (link)
-  "Let the loop run callbacks of LINK that wait, since a thread with which LINK was charged is free.
-From any thread."
+  "Let the loop run callbacks of LINK that wait, because a thread with which LINK was charged has
+become free. From any thread."
   (loop:post (link-loop link) (lambda () (run-waiting-callbacks link))))
 
 (defun run-waiting-callbacks (link)
@@ -174,14 +175,14 @@ thread."
 
 (define-hot (due-by-time :inline t) ((call wire-call) (callbacks wire-callbacks))
     (or null function)
-  "The next function of AFTER that is due, or nil."
+  "Return the next function of AFTER that is due, or nil if none is due."
   (and (wire-callbacks-due callbacks)
        (not (call-status call))
        (pop (wire-callbacks-due callbacks))))
 
 (define-hot run-callbacks ((call wire-call)) null
-  "Run the callbacks of CALL that are due, one after the other. SCHEDULED is true until the last one
-has returned, on whatever thread, so two callbacks of a call never run at once."
+  "Run the callbacks of CALL that are due, one after the other. SCHEDULED is true until the last
+callback has returned, on any thread; therefore two callbacks of a call never run at once."
   (let ((callbacks (ensure-wire-callbacks call)) (link (wire-call-link call)))
     (loop
       (when (and link (plusp (link-late link)) (callbacks-wait-p call link))

@@ -23,7 +23,7 @@
 (defglobal **accept** (cons nil nil))
 
 (defun usable-texts (encodings)
-  "The names in headers of the usable ones of ENCODINGS."
+  "Return the names, as in headers, of those ENCODINGS that are usable."
   (mapcar #'encoding-text (remove-if-not #'encoding-open-p encodings)))
 
 (defun make-accept-field (encodings)
@@ -35,7 +35,7 @@
     field))
 
 (defun forget-accept-field ()
-  "Forget the header, since a saved core may be started on a machine with other libraries."
+  "Forget the header, because a saved core may be started on a machine with other libraries."
   (setf **accept** (cons nil nil)))
 
 (pushnew 'forget-accept-field sb-ext:*save-hooks*)
@@ -49,7 +49,7 @@
         (make-accept-field (encodings)))))
 
 (defun encoding-named (octets start end)
-  "The usable encoding whose name is OCTETS from START to END, or nil."
+  "Return the usable encoding whose name is OCTETS from START to END, or nil if there is none."
   (declare (type octets octets) (type index start end))
   (find-if (lambda (encoding)
              (let ((name (hpack:field-value (grpc-encoding-field encoding))))
@@ -59,14 +59,15 @@
            (encodings)))
 
 (defun parse-encoding (value)
-  "The encoding that VALUE, octets of grpc-encoding, names; nil for identity. For an encoding that
-this end cannot read, return :unknown and the text of the error."
+  "Return the encoding that VALUE, octets of grpc-encoding, names, or nil for identity. For an
+encoding that this end cannot read, return :unknown and the text of the error."
   (cond ((octets-equal value (load-time-value (ascii-octets "identity"))) nil)
         ((encoding-named value 0 (length value)))
         (t (values :unknown (unknown-encoding-text value)))))
 
 (defun parse-accepted-encodings (value)
-  "The list of our encodings that VALUE, octets of grpc-accept-encoding, names, without duplicates."
+  "Return the list of our encodings that VALUE, octets of grpc-accept-encoding, names, without
+duplicates."
   (declare (type octets value))
   (flet ((blank-p (octet) (or (= octet 32) (= octet 9))))
     (let ((encodings '()))
@@ -82,8 +83,8 @@ this end cannot read, return :unknown and the text of the error."
       (nreverse encodings))))
 
 (defun accepted-encodings (field)
-  "The list of our encodings that FIELD, a grpc-accept-encoding, names. FIELD remembers the result
-until another encoding is registered."
+  "Return the list of our encodings that FIELD, a grpc-accept-encoding, names. FIELD keeps the
+result until another encoding is registered."
   (let ((memo (hpack:field-memo field)))
     (if (and (consp memo) (eq (car memo) (encodings)))
         (cdr memo)
@@ -113,9 +114,9 @@ prefix, or nil if there is no memory for it. From any thread."
 
 (define-hot inflated-size ((encoding encoding) (octets octets) (start index) (end index))
     (or index (eql t))
-  "The decompressed length of a message that was received compressed by ENCODING as OCTETS from
-START to END; t if it is not known before decompression. Data of gzip end with this length (RFC
-1952, ISIZE), which a peer may give wrongly."
+  "Return the decompressed length of a message that was received, compressed by ENCODING, as OCTETS
+from START to END, or t if it is not known before decompression. Data of gzip end with this length
+(RFC 1952, ISIZE), but a peer may send a wrong length."
   (if (and (eq :gzip (encoding-name encoding)) (<= 18 (- end start)))
       (u32le octets (- end 4))
       t))
@@ -127,7 +128,7 @@ START to END; t if it is not known before decompression. Data of gzip end with t
 ;;; would take processors and memory from the threads that run loops.
 
 (defconstant +short-octets+ 65536
-  "The longest message, in octets, that is decompressed by a thread that runs a loop.")
+  "The maximum length in octets of a message that a thread that runs a loop decompresses.")
 
 (declaim (type (or null sb-thread:semaphore) **decompressing**))
 ;; a semaphore that counts the further long messages that may be decompressed at once
@@ -143,8 +144,8 @@ START to END; t if it is not known before decompression. Data of gzip end with t
 (defun call-by-turns (semaphore function &key (take #'take-turn) around-wait)
   "Take one of SEMAPHORE's turns by calling TAKE with SEMAPHORE and a notification. Then call
 FUNCTION, give the turn back, and return FUNCTION's values. If AROUND-WAIT, a function, is given,
-FUNCTION has no turn while it waits for room: AROUND-WAIT is called with true before such a wait,
-and with false once FUNCTION has a turn again. In user code."
+FUNCTION has no turn while it waits for room. AROUND-WAIT is called with true before such a wait,
+and with false when FUNCTION has a turn again. Call this in user code."
   (declare (type function function take) (type (or null function) around-wait))
   (let ((turn (sb-thread:make-semaphore-notification)))
     (flet ((take () (funcall take semaphore turn))
@@ -166,13 +167,13 @@ and with false once FUNCTION has a turn again. In user code."
         (give-back)))))
 
 (defun take-turn (semaphore turn)
-  "Wait for one of the turns that SEMAPHORE counts, and note in TURN, a notification, that it is
-taken."
+  "Wait for one of the turns that SEMAPHORE counts, and note in TURN, a notification, that this
+thread has it."
   (sb-thread:wait-on-semaphore semaphore :notification turn))
 
 (defun decompress-octets (encoding octets end limit)
   "Decompress the message in OCTETS up to END by ENCODING. Return the values of OS:INFLATE-OCTETS.
-In user code."
+Call this in user code."
   (flet ((inflate (limit)
            (expand-octets encoding octets 0 end limit)))
     (let* ((short (min limit +short-octets+))
@@ -186,7 +187,8 @@ In user code."
               (t (inflate limit)))))))
 
 (defun inflation-problem (outcome limit)
-  "The status and the text of the error for OUTCOME, a value of OS:INFLATE-OCTETS other than :ok."
+  "Return the status and the text of the error for OUTCOME, a value of OS:INFLATE-OCTETS other than
+:ok."
   (ecase outcome
     (:too-long (values :resource-exhausted
                        (format nil "compressed message of more than ~D octets received, limit ~:*~D"
@@ -197,8 +199,9 @@ In user code."
 
 (defstruct (compression (:copier nil))
   "The compression of a call: OUTGOING is the encoding of our messages, INCOMING the encoding of the
-peer's compressed messages. ARRIVING is true if the message being delivered is compressed, RECEIVED
-if the message decoded last was compressed. FAILURE is the reason of a failed decompression."
+peer's compressed messages. ARRIVING is true if the message that is being delivered is compressed.
+RECEIVED is true if the message that was decoded last was compressed. FAILURE is the reason of a
+failed decompression."
   (outgoing nil :type (or null encoding)) ; the encoding of our messages, or nil
   (incoming nil :type (or null encoding)) ; the encoding of the peer's messages, or nil
   (arriving nil :type boolean)          ; the loop's

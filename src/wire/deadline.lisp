@@ -4,7 +4,7 @@
 (in-package #:clgrpc.wire)
 
 (defun deadline-passed (call)
-  "The function of the timer for CALL's deadline: end CALL if it runs."
+  "End CALL if it runs. This is the function of the timer for CALL's deadline."
   (abort-as call :deadline-passed))
 
 (define-hot schedule-deadline ((call wire-call)) null
@@ -20,7 +20,7 @@
   nil)
 
 (define-hot stop-timers-of ((call wire-call) (parts wire-parts)) null
-  "Stop the timers of CALL; PARTS are CALL's."
+  "Stop the timers of CALL; PARTS are CALL's parts."
   (let ((loop (wire-call-loop call))
         (callbacks (the (or null wire-callbacks) (wire-parts-callbacks parts))))
     (when (wire-parts-timer parts)
@@ -32,8 +32,8 @@
 
 (define-hot (note-end :inline t) ((call wire-call)) null
   "Prepare for the end of CALL in this turn: queue the messages that have arrived, and stop its
-timers. Otherwise a peer that makes and cancels calls all the time would fill the wheel with timers
-that are due much later."
+timers. Timers are stopped now because a peer that makes and cancels calls all the time would
+otherwise fill the wheel with timers that are due much later."
   (seal-batch call)
   (mark-call call :end)
   (let ((parts (call-wire-parts call)))

@@ -19,7 +19,7 @@
     (and parts (wire-parts-compression parts))))
 
 (defun ensure-compression (call)
-  "The COMPRESSION of CALL, made now if needed."
+  "Return the COMPRESSION of CALL, which is made if CALL has none."
   (let ((parts (ensure-wire-parts call)))
     (or (wire-parts-compression parts)
         (setf (wire-parts-compression parts) (make-compression)))))
@@ -103,8 +103,8 @@ the original if the original is shorter and COMPRESS, as for SEND, is not t."
              (make-byte-buffer octets end)))))
 
 (defun uncompressed (call encoded)
-  "ENCODED, a value of ENCODE-MESSAGE for CALL, without compression: fresh octets, or ENCODED
-itself. ENCODED is not changed. If libz has no memory, end CALL and return nil."
+  "Return ENCODED, a message that ENCODE-MESSAGE returned for CALL, without compression: fresh
+octets, or ENCODED itself. ENCODED is not changed. If libz has no memory, end CALL and return nil."
   (if (and (typep encoded 'byte-buffer) (byte-buffer-plain encoded))
       (multiple-value-bind (outcome octets length)
           (expand-octets (outgoing-encoding call) (byte-buffer-octets encoded) +prefix-octets+

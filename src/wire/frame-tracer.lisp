@@ -13,7 +13,7 @@
 If only a part of a frame's header was written, the value is a vector with its octets.")
 
 (defun tell-frame (link event plist)
-  "Report EVENT, with the frame in PLIST, to the tracer of frames that is on and covers EVENT."
+  "Report EVENT, with the frame in PLIST, to a tracer of frames that is on and covers EVENT."
   (flet ((tell (tracer)
            (apply #'log-event :trace event :tracer tracer
                   :role (http2:connection-role (link-http2 link)) :peer (link-peer link) plist)))
@@ -23,7 +23,8 @@ If only a part of a frame's header was written, the value is a vector with its o
             ((and (tracing-p :http-keepalive) (equal frame "PING")) (tell :http-keepalive))))))
 
 (defun tap-input (link octets start end)
-  "Report the first frame in OCTETS from START to END, which LINK has read, if it is whole."
+  "Report the first frame in OCTETS from START to END, which LINK has read, if the frame is
+complete."
   (let ((at (http2:skip-preface (link-http2 link) octets start end)))
     (multiple-value-bind (plist length) (http2:describe-frame octets at end)
       (when (and plist (<= (+ at length) end))

@@ -20,11 +20,11 @@ the prefix."
   (+ at +prefix-octets+))
 
 (defconstant +byte-buffer-octets+ 16384
-  "A message of more octets than this is a byte buffer: it fills more than a frame, and the loop
-should not encode or decode it, since that takes long.")
+  "A message of more octets than this is a byte buffer. It fills more than a frame, and the loop
+should not encode or decode it, because that takes long.")
 
 (defstruct (byte-buffer (:constructor make-byte-buffer (octets end &optional plain)) (:copier nil))
-  "A long message: OCTETS, a value of BORROW-OCTETS, up to END."
+  "A long message: OCTETS, which BORROW-OCTETS returned, up to END."
   (octets (make-octets 0) :type octets) ; a vector of BORROW-OCTETS
   (end 0 :type index)                   ; the end of the message in OCTETS
   ;; for a message of ours: its size before it was compressed, or nil
@@ -40,8 +40,8 @@ should not encode or decode it, since that takes long.")
 (defglobal **taken** (make-octets 0))   ; the octets of a buffer from which they were taken
 
 (define-hot byte-buffer-taken ((byte-buffer byte-buffer)) octets
-  "Remove the octets from BYTE-BUFFER and return them. Signal MISUSE if the octets were taken
-before: two threads that receive on one call must not both return the octets to the store."
+  "Remove the octets from BYTE-BUFFER and return them. Signal MISUSE if the octets were removed
+before, because two threads that receive on one call must not both return the octets to the store."
   (let ((octets (byte-buffer-octets byte-buffer)))
     (if (and (not (eq octets **taken**))
              (eq octets (sb-ext:compare-and-swap (byte-buffer-octets byte-buffer)
@@ -53,8 +53,9 @@ before: two threads that receive on one call must not both return the octets to 
   "The factor by which a full PARTIAL grows.")
 (defconstant +foresight+ 32
   "A PARTIAL gets room for its whole message if the message is at most this many times as long as
-the part that has arrived. So only a small part of a long message is copied twice: 32 KB of 1 MB. A
-peer can make us keep this many times the octets that it sends; its link is charged for them.")
+the part that has arrived. Therefore only a small part of a long message is copied twice: 32 KB of 1
+MB. A peer can make us keep this many times the octets that it sends; its link is charged for
+them.")
 
 (defstruct (partial (:copier nil))
   "A message of which a part has arrived: first the five octets of its prefix, then its BODY."
@@ -69,27 +70,27 @@ peer can make us keep this many times the octets that it sends; its link is char
   (u32be (partial-prefix partial) 1))
 
 (define-hot (partial-room :inline t) ((partial partial)) index
-  "The octets of memory of PARTIAL's message, with which the call is charged: up to +FORESIGHT+
-times the part that has arrived."
+  "The number of octets of memory of PARTIAL's message, with which the call is charged. It is at
+most +FORESIGHT+ times the length of the part that has arrived."
   (min (length (partial-body partial)) (partial-length partial)))
 
 (define-hot grown-length ((length (unsigned-byte 32)) (fill index) (more index)) index
-  "The new length of the body of a PARTIAL that has FILL octets of a message of LENGTH octets and
-needs room for MORE octets."
+  "Return the new length of the body of a PARTIAL that has FILL octets of a message of LENGTH octets
+and needs room for MORE octets."
   (if (<= length (* +foresight+ (+ fill more)))
       length
       (max (* +partial-growth+ fill) (+ fill more))))
 
 (defconstant +own-octets+ 524288
-  "A message of at least this many octets is put together in a fresh vector of its length, so that a
-field that fills the message can have this vector as its value. A shorter message uses a vector of
-the store.")
+  "The minimum length in octets of a message that is put together in a fresh vector of its length,
+so that this vector can become the value of a field that fills the message. A shorter message uses a
+vector of the store.")
 
 (defconstant +long-beginning-octets+ 32768
-  "A message of more than +BYTE-BUFFER-OCTETS+ begins in a vector of at least this many octets.")
+  "The minimum length of the vector in which a message of more than +BYTE-BUFFER-OCTETS+ begins.")
 
 (define-hot fresh-body ((length index) (final (unsigned-byte 32))) octets
-  "A vector with room for the first LENGTH octets of a message that will be FINAL octets long."
+  "Return a vector with room for the first LENGTH octets of a message that will have FINAL octets."
   (cond ((= (max length +own-octets+) final) (make-raw-vector length octet))
         ((< +byte-buffer-octets+ final) (borrow-octets (max length +long-beginning-octets+)))
         (t (borrow-octets length))))

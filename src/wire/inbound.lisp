@@ -11,7 +11,7 @@
 (define-hot batch-messages ((call wire-call) (octets octets) (start index) (end index)
                             (bare boolean))
     null
-  "Add the short messages in OCTETS to CALL's batch, which is queued when the whole read was
+  "Add the short messages in OCTETS to CALL's batch, which is queued when the whole read has been
 processed. BARE is as for ADD-TO-BATCH."
   (multiple-value-bind (charge first)
       (add-to-batch call octets start end bare +byte-buffer-octets+)
@@ -21,7 +21,7 @@ processed. BARE is as for ADD-TO-BATCH."
   nil)
 
 (define-hot seal-inbound ((call wire-call) (inbound wire-inbound)) null
-  "As SEAL-BATCH; INBOUND is CALL's."
+  "Do what SEAL-BATCH does; INBOUND is CALL's part."
   (when (and (wire-inbound-batch inbound) (queue-batch call inbound)) (schedule-callbacks call))
   nil)
 
@@ -32,13 +32,13 @@ processed. BARE is as for ADD-TO-BATCH."
   nil)
 
 (define-hot queue-incoming ((call wire-call) item (size index)) null
-  "Queue ITEM, of SIZE octets, after the earlier batches, and charge CALL's link for it."
+  "Queue ITEM, of SIZE octets, after earlier batches, and charge CALL's link with its octets."
   (seal-batch call)
   (charge-link (the link (wire-call-link call)) (push-incoming call item size))
   nil)
 
 (define-hot seal-link ((link link)) null
-  "Queue the batches of the calls whose messages were in the read of LINK that has been processed."
+  "Queue the batches of all calls that had messages in the read of LINK that has been processed."
   (loop while (link-arriving link)
         do (seal-batch (pop (link-arriving link)))))
 
@@ -50,7 +50,7 @@ SEAL-LINK at the end of a read."
   nil)
 
 (define-hot acceptable-prefix-p ((call wire-call) (flag octet) (length (unsigned-byte 32))) boolean
-  "True if a message with this prefix is allowed; otherwise CALL was ended."
+  "Return true if a message with this prefix is allowed; otherwise end CALL and return false."
   (let ((limit (receive-limit call)))
     (cond ((not (or (= flag 0) (and (= flag 1) (packs-p call))))
            (if (= flag 1)
@@ -85,7 +85,7 @@ if it is compressed."
   (seal-unless-http2 call))
 
 (defun refuse-body (call partial at)
-  "End CALL, since the heap has no room for the message of PARTIAL. Return AT."
+  "End CALL, because the heap has no room for the message of PARTIAL. Return AT."
   (abort-as call :no-room-in-heap (partial-length partial))
   at)
 
@@ -114,7 +114,8 @@ if it is compressed."
     at))
 
 (defconstant +little-octets+ 256
-  "The most octets of a compressed message of unknown length that the loop decompresses itself.")
+  "The maximum length in octets of a compressed message, of unknown decompressed length, that the
+loop decompresses itself.")
 
 (defun long-message-p (byte-buffer encoding)
   "True if the data of BYTE-BUFFER, compressed by ENCODING, show that the decompressed message is
@@ -129,7 +130,7 @@ long or may be long."
     (values byte-buffer boolean)
   "Return a byte buffer with the octets START to END, a long message that DELIVER has received. The
 buffer has a copy of the octets, or the vector in which the message was put together. The second
-value is true if the decompressed message is or may be long."
+value is true if the decompressed message is long or may be long."
   (let* ((partial (wire-call-partial call))
          (size (- end start))
          (byte-buffer (cond ((and partial (eq octets (partial-body partial)))
@@ -147,7 +148,7 @@ value is true if the decompressed message is or may be long."
         (values byte-buffer nil))))
 
 (define-hot (to-keep-p :inline t) ((call wire-call) (size index)) boolean
-  "True if a message of SIZE octets becomes a byte buffer: the loop neither decodes it nor puts it
+  "True if a message of SIZE octets becomes a byte buffer, which the loop neither decodes nor puts
 into a batch."
   (or (> size +byte-buffer-octets+)
       (packs-p call)
@@ -159,9 +160,9 @@ into a batch."
 
 (define-hot short-messages ((octets octets) (start index) (end index) (limit index))
     (values index index)
-  "Return the position after the whole messages at START that have at most LIMIT octets each and are
-not compressed, and the number of these messages; together with their prefixes they have at most
-+BYTE-BUFFER-OCTETS+, unless the first one alone has more."
+  "Find the complete messages that begin at START, have at most LIMIT octets each and are not
+compressed. Return two values: the position after these messages, and their number. Together with
+their prefixes they have at most +BYTE-BUFFER-OCTETS+, unless the first message alone has more."
   (let ((at start) (count 0))
     (declare (type index at count))
     (loop
@@ -176,10 +177,10 @@ not compressed, and the number of these messages; together with their prefixes t
     (values at count)))
 
 (define-hot receive-more ((call wire-call) (octets octets) (start index) (end index)) index
-  "Take the whole short messages at START that only need a place in CALL's batch. The batch was
-begun in this read, so DELIVER has done everything else that a message causes, and there is no
-observer. The batch also shows that short messages of CALL, a call of gRPC, do not become byte
-buffers. Return the position after these messages."
+  "Add the complete short messages at START to CALL's batch, and return the position after them.
+Nothing else is needed, because the batch was begun in this read: DELIVER has done all other work
+that a message causes, and CALL has no observer. The batch also shows that short messages of CALL, a
+call of gRPC, do not become byte buffers."
   (let ((inbound (call-wire-inbound call))
         (at start))
     (declare (type index at))
@@ -202,9 +203,9 @@ buffers. Return the position after these messages."
 (define-hot receive-messages ((call wire-call) (octets octets) (start index) (end index)
                               &optional (grpc boolean nil))
     null
-  "Take octets of length-prefixed messages: deliver each whole message, and keep the rest. GRPC is
-true for a call of gRPC: DELIVER of other protocols must see each message, so RECEIVE-MORE may take
-none of them."
+  "Handle octets of length-prefixed messages: deliver each complete message, and keep the rest. GRPC
+is true for a call of gRPC. For other protocols RECEIVE-MORE is not used, because their DELIVER must
+see each message."
   (let ((at start))
     (declare (type index at))
     (loop
@@ -225,8 +226,8 @@ none of them."
     (seal-unless-http2 call)))
 
 (define-hot queue-limit ((call wire-call)) index
-  "The octets that may be queued on CALL before its window is withheld: as many as a window has, but
-few if CALL's link holds much."
+  "Return the number of octets that may be queued on CALL before its window is withheld. It is the
+size of a window, but small if CALL's link holds many octets."
   (let ((link (the link (wire-call-link call)))
         (options (wire-call-options call)))
     (if (or (< (link-held link) (options-max-receive-octets options)) ; half of the least limit
@@ -235,22 +236,21 @@ few if CALL's link holds much."
         (* 2 +batch-octets+))))
 
 (define-hot queue-full-p ((call wire-call) &optional (half boolean nil)) boolean
-  "True if the unread octets on CALL reach the limit at which its window is withheld; if HALF is
-true, half of that limit, below which the window is returned."
+  "True if the number of unread octets on CALL reaches the limit at which its window is withheld. If
+HALF is true, half of that limit counts, below which the window is returned."
   (let ((inbound (call-wire-inbound call)))
     (and inbound
          (<= (if half (ash (queue-limit call) -1) (queue-limit call))
              (wire-inbound-queued-octets inbound)))))
 
 (define-hot call-connection-protocol ((call wire-call)) (or null connection-protocol)
-  "The protocol of the link of CALL, which has no stream; nil for HTTP/2."
+  "Return the protocol of the link of CALL, which has no stream, or nil for HTTP/2."
   (let ((link (wire-call-link call)))
     (and link (link-protocol link))))
 
 (define-hot (give-window :inline t) ((call wire-call) (count index)) null
   "Return the window of COUNT octets that CALL has received, or withhold it if too many octets of
-CALL are queued. A link without HTTP/2, which has no windows, stops reading CALL's body in that
-case."
+CALL are queued. A link without HTTP/2 has no windows and stops reading CALL's body in that case."
   (let ((inbound (call-wire-inbound call))
         (stream (wire-call-stream call)))
     (cond ((zerop count))
@@ -271,8 +271,8 @@ case."
 (define-hot receive-data ((call wire-call) (octets octets) (start index) (end index)
                           &optional (receive (or null function) nil))
     null
-  "Take the payload of a DATA frame, or octets of a body over HTTP/1.1, by RECEIVE, a function of
-these arguments, or as messages of gRPC if RECEIVE is nil; then return the window."
+  "Handle the payload of a DATA frame, or octets of a body over HTTP/1.1, by RECEIVE, a function of
+these arguments, or as messages of gRPC if RECEIVE is nil. Then return the window."
   (if receive
       (funcall receive call octets start end)
       (let ((at (receive-more call octets start end)))
@@ -300,8 +300,8 @@ queued again. On the loop."
     nil))
 
 (defconstant +free-times+ 8
-  "The time of a compressed message of Protocol Buffers is measured only if the message becomes more
-than this many times as long.")
+  "The factor above which a compressed message of Protocol Buffers must grow so that the time of its
+decoding is measured.")
 
 ;;; A message is decoded by a function of its call, the octets, their start and end, and CONSUME.
 ;;; The function returns the message, or the RPC-ERROR that ends the call. The second value is true
@@ -313,7 +313,7 @@ than this many times as long.")
 (define-hot (decode-message :inline t) ((call wire-call) (octets octets) (start index)
                                         (end index) (consume boolean))
     (values t boolean fixnum)
-  "The function that decodes messages of gRPC."
+  "Decode a message of gRPC."
   (let ((options (wire-call-options call))
         (type (incoming-type call)))
     (handler-case
@@ -327,7 +327,7 @@ than this many times as long.")
         (values (unparsable-condition call error start) nil 0)))))
 
 (defun end-undecodable (call condition)
-  "Signal CONDITION, an RPC-ERROR about a message of CALL, and end CALL with it."
+  "End CALL with CONDITION, an RPC-ERROR about a message of CALL, and signal CONDITION."
   (wire-post call (lambda () (abort-as call condition)))
   (error condition))
 
@@ -349,11 +349,12 @@ CALL ends while a message waits for its peer's turn, signal CALL's RPC-ERROR."
       (t item))))
 
 (defconstant +roomless-octets+ 1024
-  "The longest message that is decoded without regard to the memory of the messages inside it: 512
-empty messages of a type with 250 fields take 1 MB.")
+  "The maximum length in octets of a message that is decoded without regard to the memory of the
+messages inside it. In this length, 512 empty messages of a type with 250 fields take 1 MB.")
 
 (define-hot wire-decode ((call wire-call) item (start index) (end index)) t
-  "The operation DECODE for messages of gRPC: as DECODE-ITEM, but quicker for short ones."
+  "The operation DECODE for messages of gRPC. It does what DECODE-ITEM does, but is faster for short
+messages."
   (if (and (typep item 'octets) (<= (- end start) +roomless-octets+))
       (let ((message (values (decode-message call item start end nil))))
         (if (failure-p message) (end-undecodable call message) message))
@@ -367,25 +368,28 @@ empty messages of a type with 250 fields take 1 MB.")
 ;;; shortest get none.
 
 (defconstant +usual-octets+ (expt 2 20)
-  "The most memory that the messages inside a message usually take beyond eight times its length.")
+  "The maximum number of octets of memory that the messages inside a message usually take in
+addition to eight times its length.")
 
 (defconstant +inside-times+ 512
-  "The messages inside a text may take this many octets of memory for each octet of the text: each
-message has at least two octets, and few types of messages have more than a hundred fields.")
+  "The number of octets of memory that the messages inside a text may take for each octet of the
+text. It follows from two facts: each message has at least two octets, and few types of messages
+have more than a hundred fields.")
 
 (defconstant +value-times+ 24
-  "The other values of a message may take this many octets of memory for each octet of the
+  "The number of octets of memory that the other values of a message may take for each octet of the
 message.")
 
 (defun decoding-room (call size)
-  "About how many octets of the heap a message of SIZE octets, of CALL, may take when it is decoded;
-a quarter of the heap at most, since most long messages take little more than their octets."
+  "Return the approximate number of octets of the heap that a message of CALL, of SIZE octets, may
+take when it is decoded. It is at most a quarter of the heap, because most long messages take little
+more than their octets."
   (min (ash (heap-size) -2)
        (+ (options-max-decoded-octets (wire-call-options call)) (* +value-times+ size))))
 
 (defun call-in-room (call room size decode)
-  "The values of DECODE, which decodes a message of CALL with SIZE octets and is called while ROOM
-octets of the heap are promised for this message. If the heap has no room, signal an RPC-ERROR,
+  "Call DECODE, which decodes a message of CALL with SIZE octets, while ROOM octets of the heap are
+promised for this message, and return its values. If the heap has no room, signal an RPC-ERROR,
 which ends CALL as well."
   (handler-bind ((error (lambda (error)
                           (when (failure-p error)
@@ -393,8 +397,8 @@ which ends CALL as well."
     (call-with-room call room (wire-call-options call) decode :long nil :received size)))
 
 (defun decode-in-passes (call octets start end consume decode)
-  "The values of DECODE, called with these arguments, MOST and BEYOND. For a message that is long,
-or takes much memory, room for its objects is promised first."
+  "Call DECODE with these arguments, MOST and BEYOND, and return its values. For a message that is
+long, or takes much memory, room for its objects is promised first."
   (declare (type function decode) (type index start end))
   (let* ((size (- end start))
          (most (options-max-decoded-octets (wire-call-options call)))
@@ -418,9 +422,10 @@ or takes much memory, room for its objects is promised first."
       (call-in-room call (decoding-room call size) size #'decode))))
 
 (defun decode-with-room (call octets start end consume decode text)
-  "The values of DECODE, called with these arguments, MOST and BEYOND. DECODE and TEXT are as for
-DECODE-ITEM. The length of a text bounds the memory of its messages, and to read it twice would take
-long. So the most room that a text may need is promised at once, unless that room is small."
+  "Call DECODE with these arguments, MOST and BEYOND, and return its values. DECODE and TEXT are as
+for DECODE-ITEM. The length of a text bounds the memory of its messages, and reading it twice would
+take long. Therefore the maximum room that a text may need is promised at once, unless that room is
+small."
   (declare (type function decode) (type index start end))
   (let ((size (- end start)) (type (incoming-type call)))
     (declare (type index size))
@@ -439,7 +444,7 @@ long. So the most room that a text may need is promised at once, unless that roo
                              size #'decode))))))
 
 (defun decode-within (call octets start end consume most beyond)
-  "As DECODE-MESSAGE, for DECODE-ITEM."
+  "Do what DECODE-MESSAGE does, for DECODE-ITEM."
   (if (protobuf:coded-type-p (incoming-type call))
       (decode-message call octets start end consume)
       (handler-case
@@ -450,8 +455,8 @@ long. So the most room that a text may need is promised at once, unless that roo
           (values (unparsable-condition call error start) nil 0)))))
 
 (define-hot decode-taken ((call wire-call) (octets octets) (end index) (decode function)) t
-  "The message of CALL in OCTETS up to END. OCTETS are returned to the store unless the message
-keeps them."
+  "Return the message of CALL in OCTETS up to END. OCTETS are returned to the store unless the
+message keeps them."
   (multiple-value-bind (message kept)
       (funcall decode call octets 0 end (<= +own-octets+ (length octets)))
     (when (failure-p message) (end-undecodable call message))
@@ -461,7 +466,7 @@ keeps them."
 (define-hot decode-byte-buffer ((call wire-call) (byte-buffer byte-buffer) (decode function)
                                 (times (integer 1 8)))
     t
-  "As DECODE-ITEM, for BYTE-BUFFER."
+  "Do what DECODE-ITEM does, for BYTE-BUFFER."
   (let ((compression (compression-of call))
         (compressed (byte-buffer-compressed byte-buffer)))
     (when compression (setf (compression-received compression) compressed))
@@ -470,7 +475,7 @@ keeps them."
         (decode-taken call (byte-buffer-taken byte-buffer) (byte-buffer-end byte-buffer) decode))))
 
 (defun decode-compressed (call byte-buffer encoding decode times)
-  "As DECODE-ITEM, for BYTE-BUFFER, which is compressed by ENCODING."
+  "Do what DECODE-ITEM does, for BYTE-BUFFER, which is compressed by ENCODING."
   (declare (type function decode))
   (let* ((octets (byte-buffer-taken byte-buffer))
          (came (byte-buffer-end byte-buffer))
@@ -492,7 +497,8 @@ keeps them."
             (finish outcome result length))))))
 
 (defun end-undecompressed (call outcome limit)
-  "Signal an RPC-ERROR for OUTCOME of the decompression of CALL's message; end CALL with it."
+  "End CALL with an RPC-ERROR for OUTCOME, that of the decompression of CALL's message, and signal
+this error."
   (multiple-value-bind (status text) (failed-inflation call outcome limit)
     (end-undecodable call (make-rpc-error status :message text :call call
                                           :peer (call-peer call)
@@ -501,14 +507,15 @@ keeps them."
 (defun call-on-budget (call budget came function)
   "Call FUNCTION, which decompresses and decodes a message of CALL, within BUDGET, the budget of
 CALL's link. CAME octets of the message were received. The octets are charged to CALL's link
-meanwhile, since they may wait for long."
+meanwhile, because they may wait for long."
   (declare (type function budget))
   (with-undoing ((charge-link (the link (wire-call-link call)) came)
                  (discharge call came))
     (funcall budget call came function)))
 
 (defun unparsable-condition (call error start)
-  "The RPC-ERROR for octets of CALL, from START on, that are not a message; ERROR tells why."
+  "Return the RPC-ERROR for octets of CALL, beginning at START, that are not a message; ERROR is the
+reason."
   (let ((position (protobuf:protobuf-error-position error)))
     (make-rpc-error :internal
                     :message (format nil "message cannot be parsed~@[ at octet ~D~]: ~A"
@@ -519,11 +526,11 @@ meanwhile, since they may wait for long."
 (define-hot (take-single :inline t) ((call wire-call) (octets octets) (start index) (end index)
                                      &optional (keep boolean nil) (decode (or null function) nil))
     (values t boolean fixnum)
-  "Take the octets, which are the only message of CALL. If KEEP is true, or the message is long or
+  "Handle the octets, which are the only message of CALL. If KEEP is true, or the message is long or
 may be compressed, return it as a byte buffer, for DECODE-ITEM; the second value is true if the
 decompressed message may be long. Otherwise return the values of DECODE or, if DECODE is nil, of the
 function for messages of gRPC; the third value is the memory of the messages that are nested in the
-message. Return nil if CALL was ended, since its link holds too much."
+message. Return nil if CALL was ended because its link holds too much."
   (let ((size (- end start)))
     (cond ((not (or keep (to-keep-p call size)))
            (multiple-value-bind (message kept inside)
@@ -538,8 +545,8 @@ message. Return nil if CALL was ended, since its link holds too much."
           (t (values nil nil 0)))))
 
 (define-hot deliver-streamed ((call wire-call) (octets octets) (start index) (end index)) null
-  "The operation DELIVER of calls that take more than one message: queue the octets, which the
-receiving thread decodes."
+  "The operation DELIVER of calls that receive more than one message. It queues the octets, which
+the receiving thread decodes."
   (let ((size (- end start)))
     (cond ((not (to-keep-p call size)) (batch-messages call octets start end t))
           (t (queue-incoming call (keep-octets call octets start end) size)
@@ -548,7 +555,7 @@ receiving thread decodes."
     nil))
 
 (define-hot half-close-streamed ((call wire-call)) null
-  "The operation HALF-CLOSE of calls that take more than one message."
+  "The operation HALF-CLOSE of calls that receive more than one message."
   (seal-batch call)
   (setf (wire-call-half-closed call) t)
   (notify call)

@@ -11,7 +11,7 @@
   "The payload of keepalive PINGs. Any octets from the peer count as an answer.")
 
 (defun begin-life (link)
-  "Begin to watch LINK, which has been opened just now."
+  "Begin to watch LINK, which was opened in this turn."
   (let ((age-ns (seconds-ns (options-max-connection-age-seconds (link-options link)))))
     (setf (link-born-ns link) (loop:event-loop-now (link-loop link))
           (link-taken-ns link) (link-born-ns link)
@@ -40,7 +40,7 @@
 ;;; Each check acts if it is due at NOW, and returns the time when it is due next, or NIL for never.
 
 (defun advance-core (link now)
-  "Pass the time to the core of LINK, which checks its own time-outs."
+  "Pass the time NOW to the core of LINK, which checks its own time-outs."
   (http2:advance-time (link-http2 link) now))
 
 (defun check-frame (link now)
@@ -89,7 +89,7 @@
       (options-keepalive-without-calls (link-options link))))
 
 (defun note-told (link event)
-  "If LINK's owner has not received EVENT yet, note that it has now, and return true."
+  "If LINK's owner has not received EVENT yet, note that it receives EVENT now, and return true."
   (unless (member event (link-told link))
     (push event (link-told link))))
 

@@ -28,9 +28,10 @@
 (in-package #:clgrpc.wire)
 
 (defconstant +little-held-octets+ 65536
-  "The octets that a link may hold however much its peer's other links hold.")
+  "The number of octets that a link may always hold, however many octets its peer's other links
+hold.")
 (defconstant +least-unsent-octets+ 65536
-  "The octets of unsent output that a link may always have.")
+  "The number of octets of unsent output that a link may always have.")
 
 (define-hot (all-account :inline t) ((account account)) account
   "The account of all links of the server or channel to which the link with ACCOUNT belongs."
@@ -39,7 +40,7 @@
     (if (and above (account-whole above)) above whole)))
 
 (define-hot (link-held :inline t) ((link link)) index
-  "The octets that the calls of LINK hold."
+  "The number of octets that the calls of LINK hold."
   (max 0 (- (account-sum (link-account link)) (link-measured link)
             (loop:connection-kept (the loop:connection (link-socket link))))))
 
@@ -49,7 +50,8 @@
      (account-sum (all-account (link-account link)))))
 
 (define-hot link-held-limit ((link link)) index
-  "The octets that LINK may hold; fewer while all links together hold many octets."
+  "Return the maximum number of octets that LINK may hold. It is lower while all links together hold
+many octets."
   (let* ((options (link-options link))
          (least (* 2 (options-max-receive-octets options))))
     (if (pressed-p link)
@@ -57,7 +59,7 @@
         (max (options-max-held-octets options) least))))
 
 (define-hot all-hold-too-much-p ((account account) (total index)) boolean
-  "True if the peer of ACCOUNT, a link's, holds too much; TOTAL is the limit of all links."
+  "True if the peer of ACCOUNT, a link's account, holds too much; TOTAL is the limit of all links."
   (let* ((peer (the account (account-whole account)))
          (all (all-account account))
          (left (- total (account-sum all))))
@@ -66,7 +68,7 @@
         (< (max (* 3 left) (ash total -6)) (account-sum peer)))))
 
 (define-hot excess ((link link)) (member nil :connection-holds-too-much :all-hold-too-much)
-  "The verdict on a call that has just added to the octets that LINK holds; nil if the link is
+  "Return the verdict on a call that has added to the octets that LINK holds, or nil if the link is
 within its limits."
   (let* ((total (total-held-limit (link-options link)))
          (account (link-account link))
@@ -77,8 +79,8 @@ within its limits."
           (t nil))))
 
 (define-hot permit ((call wire-call)) boolean
-  "If the octets that CALL has just added to its link exceed a limit, end CALL and return false;
-else return true."
+  "If the octets that CALL has added to its link exceed a limit, end CALL and return false;
+otherwise return true."
   (let ((verdict (excess (the link (wire-call-link call)))))
     (cond (verdict (abort-as call verdict) nil)
           (t t))))
@@ -99,7 +101,7 @@ and return false. On the loop."
 
 (define-hot discharge ((call wire-call) (count index)) null
   "Subtract COUNT octets of CALL's messages from the charge of its link. If the link's window is
-withheld and the link holds little enough now, return the window. From any thread."
+withheld and the link no longer holds too much, return the window. From any thread."
   (let ((link (the link (wire-call-link call))))
     (discharge-account (link-account link) count)
     (when (and (link-window-withheld link) (drained-p link))
@@ -113,7 +115,7 @@ withheld and the link holds little enough now, return the window. From any threa
   (trace-event :flowctl event :peer (link-peer link) :held-octets (link-held link)))
 
 (defun return-window (link)
-  "If LINK's window is withheld and LINK holds little enough again, let the connection's window grow
+  "If LINK's window is withheld and LINK no longer holds too much, let the connection's window grow
 by all octets received. On the loop."
   (when (and (link-window-withheld link) (drained-p link))
     (setf (link-window-withheld link) nil)
@@ -145,7 +147,7 @@ link holds too much."
   nil)
 
 (define-hot release-inbound ((call wire-call) (inbound wire-inbound)) null
-  "See RELEASE-CALL; INBOUND is CALL's."
+  "Do what RELEASE-CALL does; INBOUND is CALL's part."
   (release-held call)
   (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; atomic, hence a raw word
     (discharge call (uncharge inbound (wire-inbound-queued-octets inbound))))
@@ -160,13 +162,14 @@ link holds too much."
 ;;; The metadata of the last call
 
 (defconstant +shared-octets+ 4096
-  "The most octets of metadata that are kept for the next call.")
+  "The maximum number of octets of metadata that are kept for the next call.")
 
 (define-hot (list-fields :inline t) ((list hpack:field-list) (link (or null link)))
     (values simple-vector index)
-  "Two values: the metadata in LIST, and the octets of memory that the metadata occupy. If LIST is
-the headers of a call received on LINK, and the metadata is short, LINK keeps the metadata, since
-the next call may have the same. LINK is nil for trailers, whose octets are not counted."
+  "Return two values: the metadata in LIST, and the number of octets of memory that the metadata
+occupy. If LIST is the headers of a call received on LINK, and the metadata is short, LINK keeps the
+metadata, because the next call may have the same metadata. LINK is nil for trailers, whose octets
+are not counted."
   (let* ((last (if link (link-last-fields link) #()))
          (fields (list-custom-fields list last)))
     (if (and link (eq fields last))
@@ -181,7 +184,7 @@ the next call may have the same. LINK is nil for trailers, whose octets are not 
 ;;; Measurement
 
 (define-hot measured-octets ((link link)) index
-  "The octets that LINK keeps besides its messages and its loop's buffers."
+  "The number of octets that LINK keeps in addition to its messages and its loop's buffers."
   (let ((http2 (link-http2 link)))
     (if http2
         (+ (http2:kept-octets http2) (link-last-octets link))

@@ -6,8 +6,8 @@
 (in-package #:clgrpc.wire)
 
 (defstruct (connection-protocol (:copier nil))
-  "The functions of a link without a core of HTTP/2: it has no core yet, or uses another protocol.
-All functions run on the link's loop. A server includes this structure."
+  "The functions of a link without a core of HTTP/2, either because it has no core yet, or because
+it uses another protocol. All functions run on the link's loop. A server includes this structure."
   (octets nil :type function :read-only t) ; (link): about how many octets it keeps
   ;; (call paused): if PAUSED is true, stop reading the body of CALL, else continue
   (pause nil :type function :read-only t)
@@ -86,8 +86,8 @@ All functions run on the link's loop. A server includes this structure."
   nil)
 
 (defun describe-link (link)
-  "A plist that describes LINK. A time of 0 means never. The values of :NUMBER, :LOOP and :PEER are
-valid on any thread, the other values only on LINK's loop."
+  "Return a plist that describes LINK. A time of 0 means never. The values of :NUMBER, :LOOP and
+:PEER are valid on any thread, the other values only on LINK's loop."
   (list :number (link-number link) :loop (link-loop link) :peer (link-peer link)
         :socket (link-socket link) :http2 (link-http2 link)
         :security (loop:connection-security (link-socket link))

@@ -12,7 +12,8 @@
         (hpack:string-field "content-type" (format nil "application/grpc+~A" (codec-name codec)))))
 
 (define-hot (codec-content-type :inline t) ((codec (or null message-codec))) hpack:field
-  "The field content-type of messages in CODEC; without CODEC, the field for Protocol Buffers."
+  "Return the field content-type of messages in CODEC or, if CODEC is nil, the field for Protocol
+Buffers."
   (cond ((null codec) **content-type**)
         ((codec-field codec))
         (t (make-content-type codec))))
@@ -28,12 +29,12 @@
                                  (if (string= name "authorization") :never :plain))))
 
 (defconstant +encoding-field-octets+ 70
-  "The most octets of the field grpc-encoding in a header list.")
+  "The maximum number of octets of the field grpc-encoding in a header list.")
 
 (defun metadata-octets (metadata &optional request)
-  "The octets that METADATA, an alist that CHECK-METADATA has passed, adds to a header list, as RFC
-9113 section 6.5.2 counts; if REQUEST, a call, is given, add the most octets that the fields of
-ENCODE-ENCODINGS take in a request."
+  "Return the number of octets that METADATA, an alist that CHECK-METADATA has passed, adds to a
+header list, as RFC 9113 section 6.5.2 counts them. If REQUEST, a call, is given, add the maximum
+number of octets that the fields of ENCODE-ENCODINGS take in a request."
   (+ (if request (hpack:field-size (accepted-encodings-field)) 0)
      (if (and request (compression-of request)) +encoding-field-octets+ 0)
      (loop for (name . value) in metadata
@@ -51,7 +52,7 @@ ENCODE-ENCODINGS take in a request."
          (= #.(char-code #\-) (aref name start)))))
 
 (defconstant +most-joined-values+ 16
-  "The most binary values in a field, joined by commas.")
+  "The maximum number of binary values in a field, joined by commas.")
 
 (define-hot map-joined ((function function) (octets octets)) null
   "Call FUNCTION with the start and the end of each value in OCTETS; values are separated by commas
@@ -69,7 +70,7 @@ and may have blanks around them."
         (setf start (1+ comma))))))
 
 (defun base64-list-p (octets)
-  "True if OCTETS are base64, or at most +MOST-JOINED-VALUES+ such values joined by commas."
+  "True if OCTETS are base64, or at most +MOST-JOINED-VALUES+ values of base64 joined by commas."
   (let ((count 0))
     (map-joined (lambda (start end)
                   (unless (and (<= (incf count) +most-joined-values+)
@@ -93,8 +94,8 @@ more than +MOST-JOINED-VALUES+ of them. Each field keeps its result as a memo."
                                               :unsound)))))))
 
 (defun binary-values (field)
-  "The decoded values of FIELD, which is binary; empty if it is not sound. FIELD keeps the values as
-a memo, so that a repeated field is decoded only once; do not change them."
+  "Return the decoded values of FIELD, which is binary, or the empty list if it is not sound. FIELD
+keeps the values as a memo, so that a repeated field is decoded only once; do not change them."
   (let* ((octets (hpack:field-value field))
          (memo (or (hpack:field-memo field) (if (base64-list-p octets) :sound :unsound))))
     (cond ((simple-vector-p memo) memo)
@@ -106,8 +107,8 @@ a memo, so that a repeated field is decoded only once; do not change them."
                (setf (hpack:field-memo field) (coerce (nreverse values) 'simple-vector)))))))
 
 (defun field-entries (field)
-  "Return the metadata pairs of FIELD. Binary values are decoded; one field may have several, joined
-by commas. A field that is not sound has no pairs; its call was ended."
+  "Return the metadata pairs of FIELD. Binary values are decoded; a field may have several values,
+joined by commas. A field that is not sound has no pairs, and its call has been ended."
   (let ((name (hpack:field-name-string field)))
     (if (binary-field-p field)
         (loop for octets across (the simple-vector (binary-values field))

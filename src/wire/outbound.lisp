@@ -10,8 +10,8 @@
 (in-package #:clgrpc.wire)
 
 (define-hot (ensure-headers :inline t) ((call wire-call)) null
-  "Send the headers of our side of CALL unless they were sent already; a client's call sends them
-when it gets a stream. On its loop."
+  "Send the headers of our side of CALL unless they were sent already. A client's call sends them
+when it gets a stream. Call this on CALL's loop."
   (unless (marked-p call :headers)
     ;; a handler may run for long before it sends its first message; for a single answer, REPLY-NOW
     ;; does this
@@ -26,9 +26,9 @@ when it gets a stream. On its loop."
   (when (> size (send-limit call)) (refuse-size call size)))
 
 (defun refuse-size (call size)
-  "Signal an error, since a message of SIZE octets is too long for CALL. If the message is the only
-request of CALL, CALL never begins, and the error does not refer to CALL: a caller that asked CALL
-for metadata would wait for ever."
+  "Signal an error, because a message of SIZE octets is too long for CALL. If the message is the
+only request of CALL, CALL never begins. The error does not refer to CALL then, because a caller
+that asked CALL for metadata would wait for ever."
   (let ((begun (not (and (client-p call) (takes-one-p call)))))
     (error (verdict-error :too-long-to-send (list size (send-limit call))
                           :call (and begun call)
@@ -38,7 +38,7 @@ for metadata would wait for ever."
                                      (size index))
     null
   "Write MESSAGE of TYPE with its prefix into OCTETS at AT. SIZE is the size of MESSAGE, which the
-sizer has just computed."
+sizer must have computed immediately before."
   (let* ((start (write-prefix octets at size))
          (end (funcall (the function (protobuf:message-type-writer type)) message octets start)))
     (unless (eql end (+ start size))
@@ -62,7 +62,7 @@ long. For a long MESSAGE the function may wait until the heap has room. From any
                           #'encode)))))
 
 (defun encode-octets (call message compress)
-  "As ENCODE-MESSAGE, for MESSAGE, octets of a message that is encoded already."
+  "Do what ENCODE-MESSAGE does, for MESSAGE, octets of a message that is already encoded."
   (let ((size (length message)))
     (check-send-size call size)
     (let* ((end (+ size +prefix-octets+))
@@ -75,7 +75,7 @@ long. For a long MESSAGE the function may wait until the heap has room. From any
 (define-hot encode-sized ((call wire-call) (type protobuf:message-type) message (size index)
                           compress)
     (or octets byte-buffer)
-  "As ENCODE-MESSAGE, for a MESSAGE of TYPE and SIZE for which the heap has room."
+  "Do what ENCODE-MESSAGE does, for a MESSAGE of TYPE and SIZE for which the heap has room."
   (let* ((end (+ size +prefix-octets+))
          (octets (borrow-octets end)))
     (declare (type index end))
@@ -86,7 +86,8 @@ long. For a long MESSAGE the function may wait until the heap has room. From any
           (t (make-byte-buffer octets end)))))
 
 (defun long-room (call size compress)
-  "The octets of the heap for CALL to encode a message of SIZE octets, and perhaps compress it."
+  "Return the number of octets of the heap that CALL needs to encode a message of SIZE octets, and
+perhaps to compress it."
   (let ((octets (+ size (ash size -2))))  ; rounded up as the store's lengths
     (if (wants-compression-p call compress size (wire-call-options call))
         (* 2 octets)
@@ -94,8 +95,9 @@ long. For a long MESSAGE the function may wait until the heap has room. From any
 
 (define-hot write-message ((call wire-call) message (last boolean)) boolean
   "Send MESSAGE, with END_STREAM if LAST, and return true. If MESSAGE is so long that the loop
-should not encode it, send nothing and return false: the caller then calls ENCODE-MESSAGE with the
-baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers are sent."
+should not encode it, send nothing and return false. The caller must then call ENCODE-MESSAGE with
+the baton lent, and WRITE-ENCODED. Call this on the loop; CALL must have a stream, and its headers
+must have been sent."
   (let* ((stream (the http2:stream (wire-call-stream call)))
          (type (outgoing-type call))
          (size (protobuf:measure type message))
@@ -118,22 +120,23 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
            t))))
 
 (define-hot (encoded-length :inline t) ((encoded (or octets byte-buffer))) index
-  "The number of octets that are sent for ENCODED, a value of ENCODE-MESSAGE."
+  "The number of octets that are sent for ENCODED, which ENCODE-MESSAGE returned."
   (if (typep encoded 'byte-buffer) (byte-buffer-end encoded) (length encoded)))
 
 (define-hot (encoded-octets :inline t) ((encoded (or octets byte-buffer))) octets
-  "The octets of ENCODED, a value of ENCODE-MESSAGE, with the prefix."
+  "The octets of ENCODED, which ENCODE-MESSAGE returned, with the prefix."
   (if (typep encoded 'byte-buffer) (byte-buffer-octets encoded) encoded))
 
 (defun sent-encoding (call encoded)
-  "The name of the compression of ENCODED, a value of ENCODE-MESSAGE for CALL: a keyword or nil."
+  "Return the name of the compression of ENCODED, which ENCODE-MESSAGE returned for CALL, a keyword,
+or nil if it is not compressed."
   (and (= 1 (aref (encoded-octets encoded) 0))
        (encoding-name (outgoing-encoding call))))
 
 (defun note-sent (call encoded &optional again)
-  "Count and report ENCODED, a value of ENCODE-MESSAGE for CALL, which is about to be sent on CALL's
-stream, perhaps in another form. If the message was sent on another stream before, AGAIN is the
-stream for it now; else AGAIN is nil. On the loop."
+  "Count and report ENCODED, which ENCODE-MESSAGE returned for CALL and which is about to be sent on
+CALL's stream, perhaps in another form. If the message was sent on another stream before, AGAIN is
+its present stream; otherwise AGAIN is nil. On the loop."
   (let ((stream (or again (wire-call-stream call))))
     (unless again
       (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
@@ -145,10 +148,10 @@ stream for it now; else AGAIN is nil. On the loop."
                (and (typep encoded 'byte-buffer) (byte-buffer-plain encoded)))))
 
 (defun write-encoded (call encoded last &key plain again (keep again))
-  "Send ENCODED, a value of ENCODE-MESSAGE for CALL, on CALL's stream; or on the stream AGAIN, if
-the message was sent on another stream before. If PLAIN is true, the message is sent without
-compression. If no memory is free for compressing, nothing is sent, and CALL ends. If KEEP is false,
-ENCODED belongs to the connection from now on. On the loop."
+  "Send ENCODED, which ENCODE-MESSAGE returned for CALL, on CALL's stream or, if the message was
+sent on another stream before, on the stream AGAIN. If PLAIN is true, the message is sent without
+compression. If no memory is free for compression, nothing is sent, and CALL ends. If KEEP is false,
+ENCODED belongs to the connection afterwards. On the loop."
   (let ((encoded (if plain (uncompressed call encoded) encoded))
         (stream (or again (wire-call-stream call))))
     (when encoded
@@ -170,8 +173,8 @@ ENCODED belongs to the connection from now on. On the loop."
   (unsent-room call))
 
 (define-hot (sendable-p :inline t) ((call wire-call)) boolean
-  "True if a message may be sent on CALL, false if CALL has ended with :ok. In other cases signal
-the reason."
+  "Return true if a message may be sent on CALL, and false if CALL has ended with :ok. In other
+cases signal the reason."
   (let ((outbound (call-wire-outbound call)))
     (may-send-p call (and outbound (wire-outbound-over outbound)))))
 
@@ -183,10 +186,10 @@ the reason."
   nil)
 
 (define-hot send-in-room ((call wire-call) wait-p (function function)) boolean
-  "If there is room, call FUNCTION, which sends a message of CALL, and return true. If there is no
-room, wait for room if WAIT-P is true; otherwise arrange that ON-WRITABLE is called when there is
-room, and return false. Return false also if CALL has ended with :ok. If no message may be sent for
-another reason, signal an error with that reason. From user code."
+  "If CALL has room, call FUNCTION, which sends a message of CALL, and return true. If it has no
+room and WAIT-P is true, wait for room first; if WAIT-P is false, arrange that ON-WRITABLE is called
+when CALL has room, and return false. Also return false if CALL has ended with :ok. If no message
+may be sent for another reason, signal an error with that reason. Call this in user code."
   (cond ((not (sendable-p call)) nil)
         ((or (room-p call)
              (and wait-p
@@ -199,8 +202,9 @@ another reason, signal an error with that reason. From user code."
         (t (refuse-to-send call))))
 
 (define-hot (plainly-sendable-p :inline t) ((call wire-call) (outbound wire-outbound)) boolean
-  "True if a short message can be written to CALL's stream at once: headers were sent, no message of
-another thread is on its way to the loop, and there is room. OUTBOUND is CALL's. On the loop."
+  "True if a short message can be written to CALL's stream at once. This is so if headers were sent,
+no message of another thread is on its way to the loop, and CALL has room. OUTBOUND is CALL's part.
+On the loop."
   (and (wire-call-stream call)
        (null (call-status call))
        (marked-p call :headers)
@@ -211,8 +215,8 @@ another thread is on its way to the loop, and there is room. OUTBOUND is CALL's.
 (define-hot send-at-once ((call wire-call) message compress) (member t :long nil)
   "Send MESSAGE and return t if this thread runs CALL's loop, the message can be written at once,
 and a message was sent before. Otherwise do nothing and return nil, or :LONG if only the length of
-MESSAGE is the reason: then SEND-IN-ROOM sends it, waits or signals the reason. This is the path of
-a callback or handler that answers message after message."
+MESSAGE is the reason; the caller must then use SEND-IN-ROOM, which sends the message, waits or
+signals the reason. This is the path of a callback or handler that answers message after message."
   (let ((outbound (call-wire-outbound call)))
     (when (and outbound
                (plusp (wire-outbound-spoken outbound))
@@ -239,7 +243,8 @@ a callback or handler that answers message after message."
           (send-in-room call wait-p #'send-it)))))
 
 (defun sending-begun-p (call)
-  "True if CALL's user has sent something, even if only metadata. SETFable."
+  "True if CALL's user has sent something, even if only metadata. Code that sends something sets it
+to true by SETF."
   (let ((outbound (call-wire-outbound call)))
     (and outbound (wire-outbound-begun outbound))))
 
@@ -254,7 +259,7 @@ this number is 0, the loop may send on CALL without overtaking posted messages."
 
 (defun post-charged (call size function)
   "Post FUNCTION, which sends SIZE octets, at least 1, to CALL's loop, even from the loop itself.
-Until FUNCTION is called, CALL is charged with SIZE, so no other message overtakes it."
+Until FUNCTION is called, CALL is charged with SIZE, so that no other message overtakes it."
   (let ((outbound (ensure-wire-outbound call)))
     (sb-sys:without-interrupts          ; charged octets must be posted
       (sb-ext:atomic-incf (wire-outbound-unsent-octets outbound) size)
@@ -264,8 +269,8 @@ Until FUNCTION is called, CALL is charged with SIZE, so no other message overtak
                    (funcall function))))))
 
 (defun post-in-turn (call size function)
-  "As WIRE-POST, but FUNCTION runs after all messages that other threads have already sent on CALL.
-SIZE is as for POST-CHARGED, or 0 if FUNCTION ends CALL's sending."
+  "Do what WIRE-POST does, but run FUNCTION after all messages that other threads have already sent
+on CALL. SIZE is as for POST-CHARGED, or 0 if FUNCTION ends CALL's sending."
   (cond ((and (zerop (posted-octets call)) (loop:run-now (wire-call-loop call) function)) t)
         ((zerop size) (loop:post (wire-call-loop call) function))
         (t (post-charged call size function))))
@@ -284,8 +289,8 @@ COMPRESS is as for SEND."
   nil)
 
 (define-hot send-message ((call wire-call) message compress) null
-  "As ENCODE-AND-SEND, but if this thread may run the loop and MESSAGE is short, it is written
-straight into the output."
+  "Do what ENCODE-AND-SEND does. But if this thread may run the loop and MESSAGE is short, write
+MESSAGE directly into the output."
   (flet ((write-it () (and (zerop (posted-octets call)) (send-on-loop call message))))
     (declare (dynamic-extent #'write-it))
     (unless (and (not (and compress (outgoing-encoding call)))
@@ -295,7 +300,7 @@ straight into the output."
   nil)
 
 (define-hot refuse-to-send ((call wire-call)) null
-  "Arrange that ON-WRITABLE is called when there is room, because TRY-SEND has found no room. Return
+  "Arrange that ON-WRITABLE is called when CALL has room, because TRY-SEND has found no room. Return
 nil."
   (watch-room call)
   (sb-thread:barrier (:memory))
@@ -312,7 +317,7 @@ false. On the loop."
          (write-message call message nil))))
 
 (defun send-encoded (call encoded)
-  "Send ENCODED, a value of ENCODE-MESSAGE, unless CALL has ended. On the loop."
+  "Send ENCODED, which ENCODE-MESSAGE returned, unless CALL has ended. On the loop."
   (unless (or (call-status call) (marked-p call :closed))
     (let ((sender (endpoint-sender (wire-call-endpoint call))))
       (cond (sender (funcall sender call encoded))
@@ -321,8 +326,8 @@ false. On the loop."
              (write-encoded call encoded nil))))))
 
 (defun post-encoded (call encoded)
-  "Post ENCODED, a value of ENCODE-MESSAGE, to the loop, which sends it. CALL's budget is charged
-with the message until the loop has taken it."
+  "Post ENCODED, which ENCODE-MESSAGE returned, to the loop, which sends it. CALL's budget is
+charged with the message until the loop handles it."
   (post-charged call (encoded-length encoded)
                 (lambda ()
                   (send-encoded call encoded)

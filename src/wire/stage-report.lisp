@@ -35,14 +35,15 @@
           (t 0))))
 
 (defconstant +shortest-told-ns+ 1000
-  "The duration of the shortest stage that is reported: shorter stages lie within one turn of the
-loop.")
+  "The minimum duration in nanoseconds of a stage that is reported. Shorter stages are within one
+turn of the loop.")
 
 (defun list-stages (call spans connects)
-  "The operation STAGES, of CALL. SPANS returns the stages so far, a list of (stage . ns), oldest
-first. The arguments of SPANS are CALL and three times in nanoseconds from CALL's beginning: to now
-or to CALL's end; to :HEADERS, or nil before that moment; and to :ANSWER or :DUE, or nil before it.
-CONNECTS is the number of attempts to connect for which CALL has waited."
+  "The operation STAGES of CALL. SPANS returns the stages so far, a list of (stage . ns), oldest
+first. The arguments of SPANS are CALL and three durations in nanoseconds, counted from CALL's
+beginning. The first ends now or at CALL's end; the second ends at :HEADERS, and is nil before that
+moment; the third ends at :ANSWER or :DUE, and is nil before that moment. CONNECTS is the number of
+attempts to connect for which CALL has waited."
   (declare (type function spans))
   (let* ((born (wire-call-born-ns call))
          (marks (wire-call-marks call))

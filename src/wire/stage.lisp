@@ -19,13 +19,13 @@
 (deftype marks () '(unsigned-byte 62))
 
 (deftype moment ()
-  "A moment whose time is in the marks of a call: this end's headers were sent; a client's answer
-began to arrive, or a server's handler could start; the call has ended."
+  "A moment whose time is in the marks of a call: this end's headers were sent, a client's answer
+began to arrive, a server's handler could start, or the call has ended."
   '(member :headers :answer :due :end))
 
 (deftype flag ()
-  "A fact that is in the marks without a time: this end has sent its last message; a client's call
-is its own future."
+  "A fact that is in the marks without a time: this end has sent its last message, or a client's
+call is its own future."
   '(member :closed :unattended))
 
 (deftype mark () '(or moment flag))
@@ -44,7 +44,7 @@ is its own future."
     (t (ash (1- (ash 1 +span-bits+)) (moment-place mark)))))
 
 (define-hot (ns-span :inline t) ((ns fixnum)) span
-  "NS as a span; the shortest span if NS is not positive."
+  "Return NS as a span, or the shortest span if NS is not positive."
   (let* ((ns (max 1 ns))
          (shift (max 0 (- (integer-length ns) +mantissa-bits+))))
     (declare (type (unsigned-byte 62) ns) (type (integer 0 48) shift))
@@ -55,14 +55,16 @@ is its own future."
   (ash (ldb (byte +mantissa-bits+ 0) span) (ash span (- +mantissa-bits+))))
 
 (define-hot (add-moment :inline t) ((marks marks) (moment moment) (ns fixnum)) marks
-  "MARKS with MOMENT, which is not among them yet, added at NS nanoseconds after the beginning."
+  "Return MARKS with MOMENT, which is not among them yet, added at NS nanoseconds after the
+beginning."
   (logior marks (ash (if (plusp ns) (ns-span ns) 1) (moment-place moment))))
 
 (define-hot without-moments ((marks marks)) marks
-  "MARKS without any moments."
+  "Return MARKS without any moments."
   (logand marks (logior (flag-bit :closed) (flag-bit :unattended))))
 
 (defun moment-ns (marks moment)
-  "The nanoseconds from the beginning to MOMENT, or nil if MOMENT is not among MARKS."
+  "Return the number of nanoseconds from the beginning to MOMENT, or nil if MOMENT is not among
+MARKS."
   (and (logtest marks (mark-bits moment))
        (span-ns (ldb (byte +span-bits+ (moment-place moment)) marks))))

@@ -4,9 +4,9 @@
 (in-package #:clgrpc.wire)
 
 (defconstant +fill-octets+ (* 14 (+ 16384 9))
-  "How many octets of queued DATA are appended to the output at once: 14 frames. Over loopback, 64
-KB at a time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of another call waits for
-no more octets than these.")
+  "The number of octets of queued DATA that are appended to the output at once, which is that of 14
+frames. Over loopback, 64 KB at a time reach 1.2 GB/s and 256 KB reach 3 GB/s (doc/decisions.md). A
+frame of another call waits at most for this number of octets.")
 
 (defconstant +frames-per-look+ 64
   "The number of frames of a read after which we check the amount of output and the clock again. The
@@ -14,16 +14,17 @@ work that a peer can cause between two checks takes a fraction of a millisecond.
 
 (defconstant +frames-at-first+ 4
   "The number of frames of a read after which we first check the amount of output and the clock. A
-peer may have a thousand connections that all send; each of them gets this many frames in a turn
-(joined frames count as one), however long the turn has become.")
+peer may have a thousand connections that all send; each of them gets this number of frames in a
+turn (joined frames count as one), however long the turn has become.")
 
 (defconstant +calls-per-read+ 128
-  "About how many calls of a link begin in a turn; the calls of other links wait until their
-handlers have run.")
+  "The approximate maximum number of calls of a link that begin in a turn. The calls of other links
+wait until the handlers of these calls have run.")
 (defconstant +calls-of-a-long-turn+ 32
-  "About how many calls begin in a turn of a link whose last input was +LONG-TURN-NS+ ago or more.
-If long turns are the reason, the link's handlers may be slow: 128 handlers of 200 µs each would
-delay other links for 26 ms. If the link was merely quiet, its other calls begin in the next turn.")
+  "The approximate maximum number of calls that begin in a turn of a link whose last input was
++LONG-TURN-NS+ ago or more. If long turns are the reason, the link's handlers may be slow, and 128
+handlers of 200 µs each would delay other links for 26 ms. If the link was merely quiet, its other
+calls begin in the next turn.")
 (defconstant +long-turn-ns+ 2000000)
 
 (define-hot (streams-opened :inline t) ((http2 http2:connection)) (unsigned-byte 62)
@@ -31,7 +32,7 @@ delay other links for 26 ms. If the link was merely quiet, its other calls begin
 
 (define-hot (most-streams :inline t) ((http2 http2:connection) (now nanoseconds))
     (unsigned-byte 62)
-  "The number of opened streams at which HTTP2 stops reading in the turn that began at NOW."
+  "Return the number of opened streams at which HTTP2 stops reading in the turn that began at NOW."
   (+ (streams-opened http2)
      (if (< (- now (http2:connection-last-receive-ns http2)) +long-turn-ns+)
          +calls-per-read+
@@ -39,8 +40,8 @@ delay other links for 26 ms. If the link was merely quiet, its other calls begin
 
 (define-hot link-input ((socket loop:connection) (octets octets) (start index) (end index))
     (values index boolean)
-  "The handler's INPUT. When there is much output, many calls have begun or the turn has taken long,
-the remaining OCTETS are left for the next turn."
+  "The handler's INPUT. If the link has much output, many calls have begun or the turn has taken
+long, the remaining OCTETS are left for the next turn."
   (let* ((link (loop:connection-user socket))
          (http2 (link-http2 (the link link)))
          (now (loop:event-loop-now (link-loop link)))
@@ -126,7 +127,8 @@ handler."
   (loop:connection-output (the loop:connection (link-socket (http2:connection-user http2)))))
 
 (defun link-http2-closed (http2 error-code text)
-  "The sink's on-close: the core has ended the connection; send its last output and close."
+  "The sink's on-close. The core has ended the connection; send its last output and close the
+connection."
   (let* ((link (http2:connection-user http2))
          (socket (link-socket link))
          (handshaking (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))))
@@ -141,13 +143,13 @@ handler."
     (loop:close-connection socket :abort handshaking)))
 
 (defun link-queued (http2)
-  "The sink's on-queued. While windows are closed no DATA is sent, so no other event would cause a
-measurement of the queue."
+  "The sink's on-queued. It measures the queue, because no DATA is sent while windows are closed,
+and no other event would then cause a measurement."
   (measure-link (http2:connection-user http2)))
 
 (defun link-sink (&rest functions)
-  "A sink of HTTP/2 with FUNCTIONS, as for HTTP2:MAKE-SINK, and with the functions that all links
-have."
+  "Return a sink of HTTP/2 with FUNCTIONS, as for HTTP2:MAKE-SINK, and with the functions that all
+links have."
   (apply #'http2:make-sink :on-output #'link-output :on-close #'link-http2-closed
                            :on-queued #'link-queued functions))
 
@@ -172,7 +174,7 @@ have."
     (:server **server-link-handler**)))
 
 (defun speak-http2 (link role sink pool)
-  "Make LINK speak HTTP/2 from now on, in ROLE. The link shares http2's POOL with its owner's other
+  "Make LINK begin to speak HTTP/2 in ROLE. The link shares http2's POOL with its owner's other
 links."
   (let ((http2 (http2:make-connection role sink (link-options link) :user link :pool pool)))
     (setf (link-http2 link) http2

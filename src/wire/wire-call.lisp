@@ -28,7 +28,7 @@
   (marks 0 :type marks))                ; used only on the loop once the loop begins the call
 
 (define-hot (wire-call-partial :inline t) ((call wire-call)) (or null partial)
-  "The incomplete message that CALL is receiving, or nil. On its loop."
+  "The incomplete message that CALL is receiving, or nil if there is none. On its loop."
   (let ((inbound (call-wire-inbound call)))
     (and inbound (wire-inbound-partial inbound))))
 
@@ -41,7 +41,7 @@
   (endpoint-options (wire-call-endpoint call)))
 
 (define-hot (send-limit :inline t) ((call wire-call)) index
-  "The largest message that CALL may send."
+  "The maximum length in octets of a message that CALL may send."
   (let ((limits (endpoint-limits (wire-call-endpoint call))))
     (if limits
         (values (funcall limits call))
@@ -49,7 +49,7 @@
             (options-max-send-octets (wire-call-options call))))))
 
 (define-hot (receive-limit :inline t) ((call wire-call)) index
-  "The largest message that CALL may receive."
+  "The maximum length in octets of a message that CALL may receive."
   (let ((limits (endpoint-limits (wire-call-endpoint call))))
     (if limits
         (nth-value 1 (funcall limits call))
@@ -57,15 +57,15 @@
             (options-max-receive-octets (wire-call-options call))))))
 
 (define-hot (call-observer :inline t) ((call wire-call)) (or null observer)
-  "The operation OBSERVER: the observer of CALL's channel or server, or nil."
+  "The operation OBSERVER. Return the observer of CALL's channel or server, or nil if it has none."
   (endpoint-observer (wire-call-endpoint call)))
 
 (define-hot (tell-sent :inline t) ((call wire-call) (stream (or null http2:stream)) (size index)
                                    (plain (or null index)))
     null
-  "Count a message of CALL that is written to STREAM, and report it to CALL's observer, if any. SIZE
-is the message's number of octets; PLAIN is the number of octets before compression if the message
-is compressed, otherwise nil."
+  "Count a message of CALL that is written to STREAM, and report it to CALL's observer, if CALL has
+one. SIZE is the message's number of octets; PLAIN is the number of octets before compression if the
+message is compressed, otherwise nil."
   (let ((observer (call-observer call)))
     (when observer
       (let ((compression (compression-of call)))
@@ -77,7 +77,7 @@ is compressed, otherwise nil."
   nil)
 
 (define-hot (tell-received :inline t) ((call wire-call) (size index)) null
-  "As TELL-SENT, for a message of SIZE octets that has arrived for CALL."
+  "Do what TELL-SENT does, for a message of SIZE octets that has arrived for CALL."
   (let ((observer (call-observer call)))
     (when observer
       (let ((stream (wire-call-stream call)))
@@ -97,7 +97,7 @@ is compressed, otherwise nil."
         (values 0 0 (wire-call-born-ns call)))))
 
 (define-hot (unsent-room :inline t) ((call wire-call)) fixnum
-  "The octets that CALL may send without waiting."
+  "The number of octets that CALL may send without waiting."
   (let* ((outbound (call-wire-outbound call))
          (stream (wire-call-stream call)))
     (- (options-send-budget-octets (wire-call-options call))
@@ -108,8 +108,9 @@ is compressed, otherwise nil."
        (if stream (http2:stream-queued-octets stream) 0))))
 
 (define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
-  "Note that CALL has reached MARK, a moment, in this turn; or that MARK, a flag, is true of CALL
-from now on. Call this on CALL's loop; a flag may also be set before the loop begins CALL."
+  "If MARK is a moment, note that CALL has reached it in this turn; if it is a flag, note that it
+has become true of CALL. Call this on CALL's loop; a flag may also be set before the loop begins
+CALL."
   (setf (wire-call-marks call)
         (if (typep mark 'flag)
             (logior (wire-call-marks call) (flag-bit mark))
