@@ -14,7 +14,7 @@
 
 (defconstant +inet6-octets+ 28)
 (defconstant +address-octets+ 110
-  "The length of the longest address, struct sockaddr_un.")
+  "The maximum length of an address in octets, that of struct sockaddr_un.")
 
 (define-hot address-family ((address octets)) (unsigned-byte 16)
   "The family of ADDRESS, +AF-INET+, +AF-INET6+ or +AF-UNIX+."
@@ -25,14 +25,14 @@
   (u16be address 2))
 
 (defun text-to-number (family text octets at)
-  "Write the numeric address in TEXT into OCTETS from AT on; return true if TEXT is numeric."
+  "Write the numeric address in TEXT into OCTETS, beginning at AT; return true if TEXT is numeric."
   (with-pinned-objects (octets)
     (= 1 (alien-funcall (extern-alien "inet_pton" (function int int c-string system-area-pointer))
                         family text (sap+ (vector-sap octets) at)))))
 
 (defun make-address (host port)
-  "Return the address of HOST, a numeric IPv4 or IPv6 address as text (without brackets), and PORT;
-NIL if HOST is not numeric."
+  "Return the address of HOST, a numeric IPv4 or IPv6 address as text (without brackets), and PORT.
+Return NIL if HOST is not numeric."
   (declare (type string host) (type (unsigned-byte 16) port))
   (loop for (family length at) in `((,+af-inet+ 16 4) (,+af-inet6+ ,+inet6-octets+ 8))
         for octets = (make-octets length)
@@ -68,9 +68,9 @@ MISUSE for any other text. An empty host means every IPv4 address."
     (number-to-text family address (if (= family +af-inet+) 4 8))))
 
 (defun address-network (address)
-  "The network that probably belongs to the owner of ADDRESS, an internet address, as text. For IPv4
-this is the address itself, even if it is mapped into IPv6 (RFC 4291 section 2.5.5). For IPv6 this
-is the network of 64 bits that one subscriber has (RFC 6177), or the address itself if the address
+  "Return the network that probably belongs to the owner of ADDRESS, an internet address, as text.
+For IPv4 this is the address itself, even if it is mapped into IPv6 (RFC 4291 section 2.5.5). For
+IPv6 this is the network of 64 bits that one subscriber has (RFC 6177), or the address itself if it
 is valid on one link only."
   (flet ((prefix-p (&rest octets)
            (loop for octet in octets
@@ -98,7 +98,7 @@ is valid on one link only."
 
 (defun make-unix-address (name &key abstract)
   "Return the address of the unix socket NAME, octets: a path or, if ABSTRACT, a name without a
-file. NIL if NAME is empty or too long; 107 octets fit."
+file. Return NIL if NAME is empty or has more than 107 octets."
   (declare (type octets name))
   (when (and (<= 1 (length name) (- +address-octets+ 3))
              (or abstract (not (find 0 name))))
@@ -108,8 +108,9 @@ file. NIL if NAME is empty or too long; 107 octets fit."
       address)))
 
 (defun unix-address-name (address)
-  "Two values: the octets of the path or abstract name of ADDRESS, a unix socket's; and true if the
-name is abstract. NIL if ADDRESS has neither, as the addresses of most clients."
+  "Return two values: the octets of the path or abstract name of ADDRESS, a unix socket's address;
+and true if the name is abstract. Return NIL if ADDRESS has neither, like the addresses of most
+clients."
   (cond ((<= (length address) 3) (values nil nil))
         ((zerop (aref address 2)) (values (subseq address 3) t))
         (t (values (subseq address 2 (position 0 address :start 2)) nil))))
@@ -162,8 +163,9 @@ addresses with port 0 and, after a failure, the reason as text."
   "NI_MAXHOST, which <netdb.h> defines only if certain macros are set.")
 
 (defun lookup-name (address)
-  "Ask the system's resolver, which may take long, for the names of ADDRESS. Return two values: the
-host's and the service's name; or three values: nil, nil and the reason of the failure, as text."
+  "Ask the system's resolver, which may take long, for the names of ADDRESS. Return two values, the
+host's and the service's name. After a failure return three values: nil, nil and the reason, as
+text."
   (declare (type octets address))
   (let ((host (make-octets +longest-host-name+)) (service (make-octets 64)))
     (with-pinned-objects (address host service)
@@ -189,10 +191,10 @@ host's and the service's name; or three values: nil, nil and the reason of the f
                host))))
 
 (defun resolve-host (host port &key (lookup t))
-  "Return the addresses of HOST, a name or a numeric address, with PORT, in the order to try them.
-Only names other than localhost need the system's resolver, whose answer may take long; it is asked
-only if LOOKUP is true. The second value is the reason of a failed look-up, as text; the third is
-true if a look-up would be needed."
+  "Return the addresses of HOST, a name or a numeric address, with PORT, in the order in which to
+try them. Only names other than localhost need the system's resolver, whose answer may take long; it
+is asked only if LOOKUP is true. The second value is the reason of a failed look-up, as text; the
+third is true if a look-up would be needed."
   (let ((numeric (make-address host port)))
     (cond (numeric (values (list numeric) nil nil))
           ((string-equal host "localhost")
@@ -203,8 +205,9 @@ true if a look-up would be needed."
                (values addresses failure t))))))
 
 (defun interleave-families (addresses)
-  "ADDRESSES in the order to try them: addresses of the first one's family alternate with the
-others, so that a family without connectivity causes only a short delay (RFC 8305 section 4)."
+  "Return ADDRESSES in the order in which to try them. Addresses of the first address's family
+alternate with other addresses, so that a family without connectivity causes only a short delay (RFC
+8305 section 4)."
   (when addresses
     (let ((family (address-family (first addresses))))
       (flet ((first-family-p (address) (= family (address-family address))))

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.os)
 
 (defmacro with-bio-over-text ((bio text) &body body)
-  "Do BODY with BIO reading the octets of TEXT, a string."
+  "Do BODY with BIO bound to a BIO that reads the octets of TEXT, a string."
   (let ((octets (gensym "OCTETS")))
     `(let ((,octets (string-octets ,text)))
        (with-pinned-objects (,octets)
@@ -65,7 +65,7 @@ the text, if TEXT has no PART or a damaged PART."
 ;;; The facts in a certificate
 
 (defun first-certificate (text what)
-  "The CERTIFICATE that comes first in TEXT, PEM."
+  "Return the CERTIFICATE that comes first in TEXT, PEM."
   (let ((der nil))
     (call-with-certificates (lambda (x509 index)
                               (when (zerop index) (setf der (x509-octets x509))))
@@ -85,7 +85,8 @@ the text, if TEXT has no PART or a damaged PART."
     (write-string (certificate-subject certificate) stream)))
 
 (defun der-octets (i2d object)
-  "The DER of OBJECT, an object of OpenSSL, as written by I2D, one of OpenSSL's i2d_ functions."
+  "Return the DER of OBJECT, an object of OpenSSL, as I2D, one of OpenSSL's i2d_ functions, writes
+it."
   (declare (type function i2d))
   (let* ((octets (make-octets (funcall i2d object 0)))
          (place (make-array 1 :element-type '(unsigned-byte 64))))
@@ -107,9 +108,9 @@ the text, if TEXT has no PART or a damaged PART."
   (foreign-octets (asn1-string-get0-data string) (asn1-string-length string)))
 
 (defun octets-number (octets &optional (start 0) (end (length octets)))
-  "The integer of the OCTETS from START to END, the most significant first. The integer is
-computed from its two halves, recursively: an attacker's certificate may have a serial number of
-100,000 octets, which would take seconds octet by octet."
+  "Return the integer of the OCTETS from START to END, the most significant first. The integer is
+computed from its two halves, recursively, because an attacker's certificate may have a serial
+number of 100,000 octets, which would take seconds octet by octet."
   (declare (type octets octets) (type index start end))
   (if (<= (- end start) 7)
       (loop with number of-type (unsigned-byte 56) = 0
@@ -126,7 +127,7 @@ computed from its two halves, recursively: an attacker's certificate may have a 
 (defconstant +xn-flag-rfc2253+ #x1110317)
 
 (defun x509-name-text (name)
-  "NAME, an X509_NAME, as RFC 2253 writes it: \"CN=client,O=Example\"."
+  "Return NAME, an X509_NAME, in the form of RFC 2253, such as \"CN=client,O=Example\"."
   (let ((bio (bio-new (bio-s-mem))))
     (unwind-protect
          (progn
@@ -159,7 +160,8 @@ computed from its two halves, recursively: an attacker's certificate may have a 
 (defconstant +nid-subject-alt-name+ 85)
 
 (defun general-name (name)
-  "NAME, a GENERAL_NAME, as a list of a keyword and a string, or NIL for kinds that are not used."
+  "Return NAME, a GENERAL_NAME, as a list of a keyword and a string, or NIL for kinds of names that
+are not used."
   (let ((kind (sb-sys:sap-ref-32 (int-sap name) 0))
         (datum (sb-sys:sap-ref-64 (int-sap name) 8)))
     (flet ((text () (octets-latin (asn1-octets datum))))
@@ -232,15 +234,15 @@ computed from its two halves, recursively: an attacker's certificate may have a 
                 ,documentation
                 (certificate-fact certificate ,key))))
   (define-reader certificate-subject :subject
-    "The subject of CERTIFICATE, in the form of RFC 2253: \"CN=client,O=Example\". This and the
-readers below signal TLS-ERROR if the certificate cannot be read; an end that does not verify its
-peer accepts any octets as a certificate. From any thread.")
+    "The subject of CERTIFICATE, in the form of RFC 2253, such as \"CN=client,O=Example\". This
+function and the readers below signal TLS-ERROR if the certificate cannot be read, because an end
+that does not verify its peer accepts any octets as a certificate. From any thread.")
   (define-reader certificate-issuer :issuer
     "The name of the signer of CERTIFICATE, as RFC 2253 writes it. From any thread.")
   (define-reader certificate-names :names
     "The alternative names (RFC 5280 section 4.2.1.6) of CERTIFICATE, a list of lists (kind text),
 where kind is :dns, :uri (such as a SPIFFE identity), :email or :ip. Each character of a text is one
-octet of the certificate, unchecked. From any thread.")
+octet of the certificate, which is not checked. From any thread.")
   (define-reader certificate-serial-number :serial-number
     "The serial number of CERTIFICATE, an integer that the issuer has chosen. From any thread.")
   (define-reader certificate-not-before :not-before

@@ -9,27 +9,28 @@
   "All suites that RFC 9113 appendix A allows and that clients support.")
 (defparameter *tls-1.2-exclusions*
   ":!aNULL:!eNULL:!kRSA:!kPSK:!kRSAPSK:!kSRP:!MD5:!SHA1:!SHA256:!SHA384"
-  "The text added to any other list of ciphers: it excludes suites without a certificate, without
-encryption or without ephemeral keys, and suites with a separate MAC, that is, without AEAD.")
+  "The text that is added to any other list of ciphers. It excludes suites without a certificate,
+without encryption or without ephemeral keys, and suites with a separate MAC, that is, without
+AEAD.")
 (defparameter *tls-1.3-ciphers*
   "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
-  "The default suites of TLS 1.3. AES-128 is first: secure enough for decades, and cheapest.")
+  "The default suites of TLS 1.3. AES-128 is first, because it is secure enough for decades, and the
+cheapest.")
 (defparameter *tls-1.3-names*
   '("TLS_AES_128_GCM_SHA256" "TLS_AES_256_GCM_SHA384" "TLS_CHACHA20_POLY1305_SHA256"
     "TLS_AES_128_CCM_SHA256" "TLS_AES_128_CCM_8_SHA256")
-  "All suites of TLS 1.3 (RFC 8446 appendix B.4). No other name is accepted
-as one of TLS 1.3.")
+  "All suites of TLS 1.3 (RFC 8446 appendix B.4). No other name is accepted as a suite of TLS 1.3.")
 
 (defun tls-1.3-name-p (name)
-  "True if NAME is the name of a cipher suite of TLS 1.3, not one of the form TLS_…_WITH_…, which
-names earlier suites in the registry."
+  "True if NAME is the name of a cipher suite of TLS 1.3. Names of the form TLS_…_WITH_… belong to
+earlier suites in the registry."
   (and (uiop:string-prefix-p "TLS_" name) (not (search "_WITH_" name))))
 
 (defun use-cipher-suites (context text source)
   "Make CONTEXT use the cipher suites in TEXT, names separated by colons, in that order of
 preference. Names of TLS 1.3's suites replace the defaults for TLS 1.3; other names, which are
 OpenSSL's, replace the defaults for TLS 1.2. If TEXT is nil or \"\", all defaults remain. Signal
-TLS-ERROR if a suite of TLS 1.3, or all of those of TLS 1.2, are unknown or excluded; the error
+TLS-ERROR if any suite of TLS 1.3, or all suites of TLS 1.2, are unknown or excluded; the error
 names SOURCE as the origin of TEXT."
   (let* ((names (remove "" (uiop:split-string (or text "") :separator ":") :test #'string=))
          (newer (remove-if-not #'tls-1.3-name-p names))

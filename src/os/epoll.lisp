@@ -50,7 +50,7 @@
 
 (define-hot wait-for-events ((epoll fixnum) (area octets) (timeout-ms (signed-byte 32))) result
   "Wait until EPOLL has events or TIMEOUT-MS milliseconds have passed (-1: without limit) and write
-them to AREA. Return the number of events; or the negated EINTR if a signal came first."
+them to AREA. Return the number of events, or the negated EINTR if a signal came first."
   (with-pinned-objects (area)
     (filling (area 0 (length area))
       (syscall ("epoll_wait" int) (int epoll) (system-area-pointer (vector-sap area))
@@ -98,8 +98,8 @@ kernel's default is 50,000; it delays waits in order to end several of them at o
   (syscall ("eventfd" int) ((unsigned 32) 0) (int (logior +eventfd-cloexec+ +eventfd-nonblock+))))
 
 (define-hot write-eventfd ((descriptor fixnum)) result
-  "Make the eventfd DESCRIPTOR readable again: a thread that watches it edge-triggered is woken by
-each write, and never has to read."
+  "Make the eventfd DESCRIPTOR readable again. Each write wakes a thread that watches it
+edge-triggered, so that this thread never has to read it."
   ;; the pointer object costs little beside the system call
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (with-alien ((one (unsigned 64) 1))

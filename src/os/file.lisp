@@ -58,7 +58,8 @@
       (syscall ("rename" int) (system-area-pointer sap) (system-area-pointer new-sap)))))
 
 (defun open-appending (path mode flags)
-  "Open the file PATH, made with the permissions MODE if it does not exist, to write at its end."
+  "Open the file PATH to write at its end. It is made with the permissions MODE if it does not
+exist."
   (with-path (sap path)
     (syscall ("open" int) (system-area-pointer sap)
              (int (logior +o-wronly+ +o-creat+ +o-append+ +o-cloexec+ flags))
@@ -104,12 +105,13 @@ pipe without a reader."
   (syscall ("lseek" (signed 64)) (int descriptor) ((signed 64) 0) (int +seek-end+)))
 
 (defun set-socket-mode (socket mode)
-  "Set the mode of the file to which SOCKET, a unix one, will be bound to MODE, less the process's
-umask."
+  "Set the mode of the file to which SOCKET, a unix socket, will be bound to MODE, less the
+process's umask."
   (syscall ("fchmod" int) (int socket) ((unsigned 32) mode)))
 
 (defun file-status (path)
-  "The result of statx for PATH itself, octets; nil if no file is there."
+  "Return the result of statx for PATH, without following a link, as octets, or nil if PATH has no
+file."
   (let ((status (make-octets +statx-octets+)))
     (with-path (sap path)
       (with-pinned-objects (status)
@@ -122,16 +124,16 @@ umask."
   (logand +file-type-mask+ (u32le status +statx-mode+)))
 
 (defun socket-file-identity (path)
-  "The identity of the socket at PATH: a list that differs from that of any other file, now or
-later; NIL if PATH is not a socket."
+  "Return the identity of the socket at PATH, a list that differs from the identity of any other
+file, now or later. Return NIL if PATH is not a socket."
   (let ((status (file-status path)))
     (and status
          (= +file-type-socket+ (status-type status))
          (list (u64le status +statx-inode+) (u64le status +statx-device+)))))
 
 (defun file-type (path)
-  "The type of the file at PATH: :regular, :link, :device, :pipe, :directory, :other, or NIL for no
-file; and its length in octets."
+  "Return two values: the type of the file at PATH, :regular, :link, :device, :pipe, :directory,
+:other, or NIL if there is no file; and its length in octets."
   (let ((status (file-status path)))
     (if status
         (values (let ((type (status-type status)))

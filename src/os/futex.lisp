@@ -7,7 +7,8 @@
 (in-package #:clgrpc.os)
 
 (deftype futex ()
-  "A word for whose change threads may sleep: a vector of one word, pinned while a thread waits."
+  "A word on whose change threads may wait. It is a vector of one word, which is pinned while a
+thread waits."
   '(simple-array sb-ext:word (1)))
 
 (define-constants
@@ -22,14 +23,15 @@
 (declaim (inline wait-for-word wake-at-word))
 
 (defun wait-for-word (sap value)
-  "Sleep until WAKE-AT-WORD is called for the four octets at SAP; return at once if their value is
+  "Sleep until WAKE-AT-WORD is called for the four octets at SAP. Return at once if their value is
 no longer VALUE. The function may also return earlier, so check the octets again after any result."
   (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer sap)
            (int +futex-wait-private+) ((unsigned 32) value)
            (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0)))
 
 (defun wake-at-word (sap)
-  "Wake every thread that sleeps in WAIT-FOR-WORD for the octets at SAP, which have been changed."
+  "Wake every thread that sleeps in WAIT-FOR-WORD for the octets at SAP. The caller must have
+changed these octets before."
   (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer sap)
            (int +futex-wake-private+) (int #x7FFFFFFF)
            (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0)))
@@ -38,12 +40,13 @@ no longer VALUE. The function may also return earlier, so check the octets again
          (ftype (function (futex) (values result &optional)) wake-futex))
 
 (defun wait-for-futex (futex value)
-  "Sleep until WAKE-FUTEX is called for FUTEX; return at once if its value is no longer VALUE. The
+  "Sleep until WAKE-FUTEX is called for FUTEX. Return at once if its value is no longer VALUE. The
 function may also return earlier, so check the value again after any result."
   (with-pinned-objects (futex)
     (wait-for-word (vector-sap futex) (ldb (byte 32 0) value))))
 
 (defun wake-futex (futex)
-  "Wake every thread that sleeps in WAIT-FOR-FUTEX for FUTEX, whose value the caller has changed."
+  "Wake every thread that sleeps in WAIT-FOR-FUTEX for FUTEX. The caller must have changed its value
+before."
   (with-pinned-objects (futex)
     (wake-at-word (vector-sap futex))))

@@ -16,7 +16,7 @@
 (defconstant +key-log-mode+ #o600 "The permissions of a key log: only its owner may read it.")
 
 (defun write-line-of-c (descriptor line)
-  "Write LINE, the address of a text of C, and a newline to DESCRIPTOR."
+  "Write LINE, the address of a C string, and a newline to DESCRIPTOR."
   (with-alien ((parts (array (unsigned 64) 4)) (end (unsigned 8) 10))
     (setf (deref parts 0) line
           (deref parts 1) (loop for i of-type (unsigned-byte 16) from 0 below 4096

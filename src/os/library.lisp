@@ -10,7 +10,7 @@
   (+rtld-now+ "RTLD_NOW" 2))
 
 (defstruct (library (:copier nil))
-  "A foreign library and the functions of it that are called."
+  "A foreign library, with those of its functions that are called."
   (files '() :type list)                ; the names to try, in order
   (functions '() :type list)            ; the C names of the functions
   ;; the addresses of FUNCTIONS, once the library is open
@@ -26,7 +26,7 @@
 (defglobal **libraries** '())
 
 (defun forget-libraries ()
-  "Forget the addresses of all libraries, since no library is open when a saved core starts."
+  "Forget the addresses of all libraries, because no library is open when a saved core starts."
   (dolist (library **libraries**)
     (when (library-addresses library)
       (when (library-on-forget library) (funcall (library-on-forget library)))
@@ -36,7 +36,8 @@
 (pushnew 'forget-libraries sb-ext:*save-hooks*)
 
 (defun find-function-address (handle names)
-  "The address of the function in the library HANDLE named NAMES, a name or a list of names; or 0."
+  "Return the address of the function NAMES, a name or a list of names, in the library HANDLE, or 0
+if it has no such function."
   (loop for name in (uiop:ensure-list names)
         for address = (alien-funcall (extern-alien "dlsym" (function (unsigned 64) (unsigned 64)
                                                                      c-string))
@@ -45,8 +46,8 @@
         finally (return 0)))
 
 (defun find-function-addresses (handle names)
-  "A vector of the addresses of the functions NAMES in the library HANDLE, or nil and the name of a
-missing function."
+  "Return a vector of the addresses of the functions NAMES in the library HANDLE, or nil and the
+name of a missing function."
   (loop with addresses = (make-array (length names) :element-type 'sb-ext:word)
         for name in names
         for i from 0
@@ -56,14 +57,15 @@ missing function."
         finally (return (values addresses nil))))
 
 (defun library-handle (library)
-  "The handle that dlopen returns for the first of LIBRARY's files that exists, or nil."
+  "Return the handle that dlopen returns for the first of LIBRARY's files that exists, or nil if
+none exists."
   (loop for file in (library-files library)
         for handle = (alien-funcall (extern-alien "dlopen" (function (unsigned 64) c-string int))
                                     file +rtld-now+)
         unless (zerop handle) return handle))
 
 (defun find-library (library)
-  "The addresses of LIBRARY's functions, or nil and the reason of the failure."
+  "Return the addresses of LIBRARY's functions, or nil and the reason of the failure."
   (let ((handle (library-handle library))
         (name (first (library-files library))))
     (if (null handle)
@@ -85,8 +87,8 @@ reason as text. A process tries only once to open LIBRARY. From any thread."
 (defmacro define-library (name (&rest files) (&key on-forget) &body functions)
   "Define the global NAME as the library in the first of FILES that can be opened, and a Lisp
 function for each of FUNCTIONS, rows of the form (name \"c_name\" result (variable type)…). Call
-these functions only while NAME is open. In place of \"c_name\", give a list if the function's name
-differs between versions of the library."
+these functions only while NAME is open. If a function's name differs between versions of the
+library, use a list of names in place of \"c_name\"."
   `(progn
      (declaim (type library ,name))
      (defglobal ,name (make-library :files ',files :functions ',(mapcar #'second functions)

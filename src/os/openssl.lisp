@@ -11,17 +11,17 @@
   ((text :initarg :text :reader tls-error-text)) ; the fault and its reason
   (:report (lambda (condition stream) (write-string (tls-error-text condition) stream)))
   (:documentation "A certificate, key or other part of TLS credentials cannot be used, or OpenSSL is
-missing. TEXT has the fault and its reason. Nothing was sent."))
+missing. TEXT describes the fault and its reason. Nothing was sent."))
 
 (document-functions
-  tls-error-text "The part of TLS credentials that cannot be used, and why, as text.")
+  tls-error-text "A text with the part of TLS credentials that cannot be used, and the reason.")
 
 (defun tls-error (control &rest arguments)
   "Signal TLS-ERROR with the text that CONTROL and ARGUMENTS format. From any thread."
   (error 'tls-error :text (format nil "~?" control arguments)))
 
 (deftype foreign-pointer ()
-  "The address of an object of OpenSSL; on Linux no address has more bits."
+  "The address of an object of OpenSSL. On Linux no address has more bits than this type."
   '(unsigned-byte 62))
 
 (sb-alien:define-alien-type pointer (unsigned 64))
@@ -35,7 +35,7 @@ missing. TEXT has the fault and its reason. Nothing was sent."))
 (defglobal **openssl-lock** (sb-thread:make-mutex :name "clgrpc openssl"))
 
 (defun openssl-instance ()
-  "A number that differs in each core. Objects that OpenSSL has made in another core, and so under
+  "A number that differs in each core. Objects that OpenSSL has made in another core, which had
 another number, no longer exist."
   **openssl-instance**)
 
@@ -196,7 +196,7 @@ another number, no longer exist."
 ;;; Opening
 
 (defconstant +openssl-init-no-atexit+ #x80000
-  "The flag OPENSSL_INIT_NO_ATEXIT. Without this flag a process that ends would clean OpenSSL up
+  "The flag OPENSSL_INIT_NO_ATEXIT. Without this flag a process that ends would clean up OpenSSL
 while other threads still use it.")
 
 (defun open-openssl ()
@@ -217,8 +217,8 @@ while other threads still use it.")
 ;;; Its errors
 
 (defun openssl-failure ()
-  "The text of the oldest error in this thread's queue, or NIL without an error. The queue is
-emptied."
+  "Return the text of the oldest error in this thread's queue of errors, or NIL if the queue is
+empty. The queue is emptied."
   (let ((code (err-get-error)))
     (err-clear-error)
     (cond ((zerop code) nil)

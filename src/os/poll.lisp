@@ -18,7 +18,7 @@
   (make-octets (* count +poll-octets+)))
 
 (defun set-polled (area index descriptor flags)
-  "Make the place INDEX of AREA wait for FLAGS of DESCRIPTOR."
+  "Set the place INDEX of AREA, so that it waits for the events FLAGS of DESCRIPTOR."
   (setf (u32le area (* index +poll-octets+)) descriptor
         (u32le area (+ 4 (* index +poll-octets+))) (ldb (byte 16 0) flags)))
 
@@ -31,7 +31,7 @@
   (ldb (byte 16 16) (u32le area (+ 4 (* index +poll-octets+)))))
 
 (defun poll-descriptors (area count timeout-ms)
-  "Wait until one of the first COUNT places of AREA has an event or TIMEOUT-MS milliseconds have
+  "Wait until any of the first COUNT places of AREA has an event or TIMEOUT-MS milliseconds have
 passed (-1: without limit). Return the number of places with events, or the negated EINTR if a
 signal came first."
   (declare (type octets area))

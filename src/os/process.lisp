@@ -10,7 +10,7 @@
   (+sc-page-octets+ "_SC_PAGESIZE" 30))
 
 (defstruct (process (:copier nil))
-  "The kernel's data of this process at one time; nil for data that the kernel does not give."
+  "The kernel's data of this process at some time. Data that the kernel does not provide are nil."
   ;; the processor time of all its threads, in both modes
   (cpu-seconds nil :type (or null rational) :read-only t)
   ;; the time when the process began, since 1970
@@ -25,20 +25,21 @@
   "~D threads" (process-threads process))
 
 (defun system-figure (number)
-  "The value of sysconf for NUMBER, or nil."
+  "Return the value of sysconf for NUMBER, or nil if it has none."
   (let ((result (syscall ("sysconf" (signed 64)) (int number))))
     (and (plusp result) result)))
 
 (defun status-fields ()
-  "The fields of /proc/self/stat from the third on, texts; nil where there is no such file."
+  "Return the fields of /proc/self/stat, beginning with the third, as texts, or nil if the system
+has no such file."
   (with-open-file (stream "/proc/self/stat" :external-format :latin-1 :if-does-not-exist nil)
     (let* ((line (and stream (read-line stream nil)))
            (end (and line (position #\) line :from-end t)))) ; the end of the program's name
       (and end (uiop:split-string (subseq line (+ 2 end)) :separator " ")))))
 
 (defun processor-ticks ()
-  "Two values: the ticks of all processors since the machine was started, and how many of these were
-idle; nil if the kernel does not give them."
+  "Return two values: the number of ticks of all processors since the machine was started, and the
+number of idle ticks among these. Return nil if the kernel does not provide them."
   (with-open-file (stream "/proc/stat" :external-format :latin-1 :if-does-not-exist nil)
     (let ((line (and stream (read-line stream nil))))
       (when (eql 5 (mismatch "cpu  " line))
@@ -47,7 +48,8 @@ idle; nil if the kernel does not give them."
           (values (reduce #'+ ticks :end (min 8 (length ticks))) (nth 3 ticks)))))))
 
 (defun boot-seconds ()
-  "The time when the machine was started, in seconds since 1970, or nil."
+  "Return the time at which the machine was started, in seconds since 1970, or nil if it is not
+known."
   (with-open-file (stream "/proc/stat" :external-format :latin-1 :if-does-not-exist nil)
     (loop for line = (and stream (read-line stream nil))
           while line
@@ -72,8 +74,8 @@ idle; nil if the kernel does not give them."
                       :threads (field 20))))))
 
 (defun process-time-ns (pid)
-  "The processor time of all threads of the process PID, with those that have ended, in nanoseconds
-(clock_getcpuclockid); 0 if there is no such process. From any thread."
+  "Return the processor time of all threads of the process PID, including threads that have ended,
+in nanoseconds (clock_getcpuclockid), or 0 if there is no such process. From any thread."
   (sb-alien:with-alien ((timespec (array (sb-alien:signed 64) 2)))
     (if (zerop (sb-alien:alien-funcall
                 (sb-alien:extern-alien "clock_gettime"

@@ -7,10 +7,10 @@
 (in-package #:clgrpc.os)
 
 (defconstant +affinity-octets+ 128
-  "The octets of a set of 1024 processors, as the C library's cpu_set_t.")
+  "The number of octets of a set of 1024 processors, like the C library's cpu_set_t.")
 
 (defun processor-count ()
-  "Return the number of processors on which this thread may run; 1 if that is unknown."
+  "Return the number of processors on which this thread may run, or 1 if that is not known."
   (let ((mask (make-octets +affinity-octets+)))
     (let ((length (with-pinned-objects (mask)
                     (syscall ("sched_getaffinity" int) (int 0)
@@ -23,7 +23,7 @@
 ;;; Control groups
 
 (defun file-text (path)
-  "The text of the kernel's file at PATH; nil if it cannot be read."
+  "Return the text of the kernel's file at PATH, or nil if it cannot be read."
   (handler-case
       (with-open-file (stream path :external-format :latin-1)
         (with-output-to-string (text)
@@ -35,8 +35,8 @@
   (remove "" (uiop:split-string (or text "") :separator '(#\Newline)) :test #'string=))
 
 (defun cpu-group (cgroups version)
-  "The path of the control group that governs the process's processor time, of VERSION, 1 or 2, from
-CGROUPS, the text of /proc/self/cgroup; nil if the text names no such group."
+  "Return the path of the control group, of VERSION 1 or 2, that governs the process's processor
+time. CGROUPS is the text of /proc/self/cgroup; return nil if it names no such group."
   (dolist (line (text-lines cgroups))
     (let ((colon (position #\: line)))
       (when colon
@@ -50,9 +50,9 @@ CGROUPS, the text of /proc/self/cgroup; nil if the text names no such group."
             (return (subseq line (1+ second)))))))))
 
 (defun cpu-mount (mounts version)
-  "Two values about the mount of the control groups of VERSION, 1 or 2, that limit processor time:
-its directory, and the path of the group that this directory shows; nil without such a mount. MOUNTS
-is the text of /proc/self/mountinfo."
+  "Return two values for the mount of the control groups of VERSION, 1 or 2, that limit processor
+time: its directory, and the path of the group that this directory shows. Return nil if there is no
+such mount. MOUNTS is the text of /proc/self/mountinfo."
   (dolist (line (text-lines mounts))
     (let* ((fields (uiop:split-string line :separator " "))
            (rest (rest (member "-" fields :test #'string=))))
@@ -65,8 +65,8 @@ is the text of /proc/self/mountinfo."
         (return (values (fifth fields) (fourth fields)))))))
 
 (defun group-directories (directory shown group)
-  "The directories of GROUP, a path, and of all groups above it, given the DIRECTORY that shows the
-group SHOWN. If GROUP is not below SHOWN, as in some containers, the value has only DIRECTORY."
+  "Return the directories of GROUP, a path, and of all groups above it. DIRECTORY shows the group
+SHOWN. If GROUP is not below SHOWN, as in some containers, return only DIRECTORY."
   (let* ((shown (string-right-trim "/" shown))
          (below (if (and (<= (length shown) (length group))
                          (string= shown group :end2 (length shown)))
@@ -80,15 +80,15 @@ group SHOWN. If GROUP is not below SHOWN, as in some containers, the value has o
                 collect path))))
 
 (defun quotient-of (quota period)
-  "The number of processors that a limit of QUOTA in each PERIOD, both texts, allows; nil for no
-limit."
+  "Return the number of processors that a limit of QUOTA in each PERIOD, both texts, allows, or nil
+if there is no limit."
   (let ((quota (ignore-errors (parse-integer quota)))
         (period (ignore-errors (parse-integer period))))
     (and quota period (plusp quota) (plusp period)
          (/ quota period))))
 
 (defun directory-quota (directory version read)
-  "The number of processors that the group of DIRECTORY may use; nil without a limit."
+  "Return the number of processors that the group of DIRECTORY may use, or nil if it has no limit."
   (flet ((text (name) (first (text-lines (funcall read (format nil "~A/~A" directory name))))))
     (if (= 2 version)
         (let ((fields (uiop:split-string (or (text "cpu.max") "") :separator " ")))
@@ -96,8 +96,8 @@ limit."
         (quotient-of (text "cpu.cfs_quota_us") (text "cpu.cfs_period_us")))))
 
 (defun processor-quota (&optional (read #'file-text))
-  "Return the number of processors whose time this process may use by its control groups, a
-rational; nil if they do not limit it. READ returns the text of the file at a path, or nil."
+  "Return the number of processors, a rational, whose time the control groups of this process allow
+it to use, or nil if they set no limit. READ returns the text of the file at a path, or nil."
   (let ((cgroups (funcall read "/proc/self/cgroup"))
         (mounts (funcall read "/proc/self/mountinfo"))
         (least nil))
@@ -110,7 +110,7 @@ rational; nil if they do not limit it. READ returns the text of the file at a pa
                 (when quota (setf least (min quota (or least quota))))))))))))
 
 (defun processor-limit ()
-  "Return how many processors this process may use at once, on average: a rational, at most
-PROCESSOR-COUNT."
+  "Return the average number of processors that this process may use at once, a rational that is at
+most PROCESSOR-COUNT."
   (let ((count (processor-count)))
     (min count (or (processor-quota) count))))

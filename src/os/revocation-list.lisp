@@ -6,8 +6,8 @@
 (in-package #:clgrpc.os)
 
 (defconstant +x509-flag-revocation+ #xC
-  "X509_V_FLAG_CRL_CHECK and X509_V_FLAG_CRL_CHECK_ALL: all certificates of a chain are looked up in
-revocation lists.")
+  "X509_V_FLAG_CRL_CHECK and X509_V_FLAG_CRL_CHECK_ALL. With these flags all certificates of a chain
+are looked up in revocation lists.")
 (defconstant +x509-no-revocation-list+ 3 "X509_V_ERR_UNABLE_TO_GET_CRL.")
 
 (define-callable bear-missing-list int ((ok int) (verification (unsigned 64)))

@@ -23,7 +23,7 @@
 (defparameter *reserved-signals*
   (list +sigkill+ +sigstop+ +sigusr2+ +sigurg+ +sigalrm+ +sigsegv+ +sigbus+ +sigill+ +sigtrap+
         +sigfpe+ 32 33)
-  "The signals that cannot be handled: the kernel reserves two, and the C library 32 and 33; SBCL
+  "The signals that cannot be handled. The kernel reserves two, and the C library 32 and 33. SBCL
 uses SIGUSR2 to stop threads for a collection, SIGURG to interrupt a thread, SIGALRM for timers such
 as that of WITH-TIMEOUT, and the others to notice errors and writes to protected pages.")
 
@@ -33,8 +33,8 @@ as that of WITH-TIMEOUT, and the others to notice errors and writes to protected
        (not (member number *reserved-signals*))))
 
 (defstruct (catcher (:copier nil))
-  "The data for catching one signal. A catcher's pages are kept as long as the process lives, since
-a thread may be executing the instructions at any time."
+  "The data for catching one signal. A catcher's pages are kept as long as the process lives,
+because a thread may be executing the instructions at any time."
   (signal 0 :type fixnum)               ; the signal's number
   ;; the address of the page with the instructions, before the page of the word
   (address 0 :type sb-ext:word)
@@ -73,8 +73,7 @@ OPERATION."
   value)
 
 (defun map-catcher-page ()
-  "Return the address of a page of memory that has the instructions; the word is in the page after
-it."
+  "Return the address of a page of memory that has the instructions. The next page has the word."
   (let ((address (must-succeed "map memory"
                                (syscall ("mmap" (signed 64)) ((unsigned 64) 0)
                                         ((unsigned 64) (* 2 +page-octets+))
@@ -120,11 +119,12 @@ it."
                              (system-area-pointer (vector-sap action)) ((unsigned 64) 0))))))
 
 (defun find-catcher (signal)
-  "The CATCHER of SIGNAL, or nil."
+  "Return the CATCHER of SIGNAL, or nil if it has none."
   (find signal **catchers** :key #'catcher-signal))
 
 (defun release-signal (signal)
-  "End the thread that waits for SIGNAL, if any; the action of SIGNAL has been changed already."
+  "End the thread that waits for SIGNAL, if there is one. The action of SIGNAL must have been
+changed before."
   (let* ((catcher (find-catcher signal))
          (thread (and catcher (shiftf (catcher-thread catcher) nil))))
     (when thread
@@ -134,9 +134,9 @@ it."
       (sb-thread:join-thread thread :default nil))))
 
 (defun handle-signal (signal function)
-  "Call FUNCTION, without arguments, in a thread of its own whenever the process gets SIGNAL; return
-the former function, which this replaces, or nil. Several signals in quick succession may cause a
-single call. From one thread at a time."
+  "Call FUNCTION, without arguments, in a separate thread whenever the process gets SIGNAL. FUNCTION
+replaces the former function for SIGNAL; return that function, or nil if there was none. Several
+signals in quick succession may cause a single call. From one thread at a time."
   (declare (type function function))
   (assert (may-handle-signal-p signal))
   (let ((catcher (or (find-catcher signal)
@@ -146,8 +146,8 @@ single call. From one thread at a time."
       (unless (catcher-thread catcher) (start-catcher catcher)))))
 
 (defun reset-signal (signal)
-  "Restore the default action of SIGNAL: the kernel's, or for SIGINT, the signal of C-c, Lisp's.
-Call it from one thread at a time, and not in the function of HANDLE-SIGNAL."
+  "Restore the default action of SIGNAL, which is the kernel's or, for SIGINT, the signal of C-c,
+Lisp's. Call this from one thread at a time, and not in the function of HANDLE-SIGNAL."
   (sb-sys:enable-interrupt signal (if (= signal +sigint+)
                                       (fdefinition (find-symbol "SIGINT-HANDLER" '#:sb-unix))
                                       :default))
@@ -155,7 +155,8 @@ Call it from one thread at a time, and not in the function of HANDLE-SIGNAL."
   nil)
 
 (defun forget-catchers ()
-  "No thread may wait for a signal when a core is saved, and a started core must have no catchers."
+  "End all catchers, because no thread may wait for a signal when a core is saved, and a started
+core must have no catchers."
   (loop for catcher in **catchers**
         when (catcher-thread catcher) do (reset-signal (catcher-signal catcher)))
   (setf **catchers** '()))

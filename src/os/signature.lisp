@@ -6,7 +6,7 @@
 (in-package #:clgrpc.os)
 
 (defun sha256-digest (octets)
-  "The 32 octets of the SHA-256 (FIPS 180-4) of OCTETS. From any thread."
+  "Return the 32 octets of the SHA-256 digest (FIPS 180-4) of OCTETS. From any thread."
   (open-openssl)
   (let ((digest (make-octets 32)))
     (with-pinned-objects (octets digest)
@@ -23,8 +23,9 @@
 it.")
 
 (defun key-kind (key what)
-  "The kind of KEY, a private key of OpenSSL's from the text named WHAT: :rsa, or :ec for a key on
-P-256. Signal TLS-ERROR for other kinds, and for RSA with fewer than 2048 bits."
+  "Return the kind of KEY, a private key of OpenSSL: :rsa, or :ec for a key on P-256. WHAT is the
+name, for errors, of the text with KEY. Signal TLS-ERROR for other kinds, and for RSA with fewer
+than 2048 bits."
   (let ((kind (evp-pkey-base-id key)) (bits (evp-pkey-bits key)))
     (cond ((and (= +evp-pkey-rsa+ kind) (<= 2048 bits)) :rsa)
           ((= +evp-pkey-rsa+ kind)
@@ -34,13 +35,14 @@ P-256. Signal TLS-ERROR for other kinds, and for RSA with fewer than 2048 bits."
                          nor on the curve P-256." what)))))
 
 (defun private-key-kind (text what &optional password)
-  "The kind of the private key in TEXT, PEM, perhaps encrypted with PASSWORD: :rsa, or :ec for a key
-on P-256. Signal TLS-ERROR, in which WHAT names the text, for other texts. From any thread."
+  "Return the kind of the private key in TEXT, PEM, which may be encrypted with PASSWORD: :rsa, or
+:ec for a key on P-256. Signal TLS-ERROR, in which WHAT names the text, for other texts. From any
+thread."
   (open-openssl)
   (call-with-private-key (lambda (key) (key-kind key what)) text what password))
 
 (defun der-integer (der at)
-  "Two values: the number of the INTEGER in DER at AT, which has at most 256 bits, as 32 octets; and
+  "Return two values: the number of the INTEGER in DER at AT, of at most 256 bits, as 32 octets; and
 the position after the INTEGER."
   (let* ((length (aref der (1+ at)))
          (end (+ at 2 length))
@@ -50,12 +52,12 @@ the position after the INTEGER."
     (values octets end)))
 
 (defun raw-ecdsa-signature (der)
-  "The 64 octets of DER, an ECDSA-Sig-Value (RFC 3279 section 2.2.3) on P-256."
+  "Return the signature in DER, an ECDSA-Sig-Value (RFC 3279 section 2.2.3) on P-256, as 64 octets."
   (multiple-value-bind (r end) (der-integer der 2)
     (concatenate 'octets r (der-integer der end))))
 
 (defun digest-sign (key octets what)
-  "The signature of OCTETS over SHA-256 by KEY, as OpenSSL makes it."
+  "Return the signature, as OpenSSL makes it, of the SHA-256 digest of OCTETS by KEY."
   (let ((context (evp-md-ctx-new)))
     (flet ((must (result)
              (unless (= 1 result)
@@ -75,9 +77,9 @@ the position after the INTEGER."
 
 (defun sign-octets (octets text what &optional password)
   "Sign the SHA-256 digest of OCTETS with the private key in TEXT, PEM, perhaps encrypted with
-PASSWORD. Return two values: the signature; and the kind of the key, :rsa, or :ec, whose signature
-is r and s, 32 octets each. Signal TLS-ERROR, in which WHAT names the text, if the key cannot be
-used. From any thread."
+PASSWORD. Return two values: the signature, and the kind of the key, :rsa or :ec. The signature of
+an :ec key is r and s, 32 octets each. Signal TLS-ERROR, in which WHAT names the text, if the key
+cannot be used. From any thread."
   (open-openssl)
   (call-with-private-key (lambda (key)
                            (let ((kind (key-kind key what))

@@ -39,7 +39,7 @@
            (int (logior +sock-dgram+ +sock-nonblock+ +sock-cloexec+)) (int 0)))
 
 (defun bind-socket (socket address)
-  "Give SOCKET the local ADDRESS."
+  "Bind SOCKET to the local ADDRESS."
   (declare (type octets address))
   (with-pinned-objects (address)
     (syscall ("bind" int) (int socket) (system-area-pointer (vector-sap address))
@@ -64,8 +64,8 @@
                            (int (logior +sock-nonblock+ +sock-cloexec+))))))))
 
 (defun connect-socket (socket address)
-  "Begin to connect SOCKET to ADDRESS. The negated EINPROGRESS means that the attempt is under way:
-when it has ended SOCKET is writable, or its option +SO-ERROR+ has the error."
+  "Begin to connect SOCKET to ADDRESS. The negated EINPROGRESS means that the attempt is under way.
+When it has ended, SOCKET is writable, or its option +SO-ERROR+ has the error."
   (declare (type octets address))
   (with-pinned-objects (address)
     (syscall ("connect" int) (int socket) (system-area-pointer (vector-sap address))
@@ -109,8 +109,8 @@ peer sends no more."
 
 (defun drop-new-connections (socket)
   "Make the kernel drop the segments that would begin connections to SOCKET, a listening TCP socket,
-as if the network had lost them: the sender repeats them, usually a second later. Connections that
-wait can still be accepted. Return a negated errno if the kernel refuses."
+as if the network had lost them. The sender repeats them, usually a second later. Connections that
+already wait can still be accepted. Return a negated errno if the kernel refuses."
   ;; a classic BPF program; each row is a struct sock_filter: code, two jumps (true, false), operand
   (with-alien ((program (array (unsigned 64) 4))
                (header (array (unsigned 64) 2))) ; struct sock_fprog: length, pointer
@@ -128,15 +128,16 @@ wait can still be accepted. Return a negated errno if the kernel refuses."
              ((* (array (unsigned 64) 2)) (addr header)) ((unsigned 32) 16))))
 
 (defun socket-option (socket level option)
-  "The value of OPTION, a C int, of SOCKET. (The option +SO-ERROR+ is a positive errno, or 0.)"
+  "Return the value of OPTION, a C int, of SOCKET. (The value of the option +SO-ERROR+ is a positive
+errno, or 0.)"
   (with-alien ((cell int 0) (length (unsigned 32) 4))
     (let ((result (syscall ("getsockopt" int) (int socket) (int level) (int option)
                            ((* int) (addr cell)) ((* (unsigned 32)) (addr length)))))
       (if (failed-p result) result cell))))
 
 (defun socket-option-octets (socket level option length)
-  "The value of OPTION of SOCKET, a structure, at most LENGTH octets of it; nil if SOCKET has no
-such option."
+  "Return the value of OPTION of SOCKET, a structure, as at most LENGTH octets, or nil if SOCKET has
+no such option."
   (let ((octets (make-octets length)))
     (with-alien ((got (unsigned 32) length))
       (with-pinned-objects (octets)
@@ -159,7 +160,8 @@ such option."
   (define-name peer-address "getpeername" "The address of SOCKET's peer, or NIL."))
 
 (defun peer-user (socket)
-  "The number of the user at the other end of SOCKET, a unix one; NIL if it is not a unix socket."
+  "Return the number of the user at the other end of SOCKET, a unix socket, or NIL if SOCKET is not
+a unix socket."
   (with-alien ((credentials (array int 3)) ; struct ucred: process, user, group
                (length (unsigned 32) 12))
     (let ((result (syscall ("getsockopt" int) (int socket) (int +sol-socket+) (int +so-peercred+)
@@ -169,8 +171,8 @@ such option."
         (deref credentials 1)))))
 
 (defun descriptor-limit ()
-  "Two values: the number of descriptors that this process may have (RLIMIT_NOFILE), and the highest
-number to which the process may raise this limit."
+  "Return two values: the number of descriptors that this process may have (RLIMIT_NOFILE), and the
+maximum to which the process may raise this limit."
   (with-alien ((limit (array (unsigned 64) 2))) ; struct rlimit: soft, hard
     (let ((result (syscall ("getrlimit" int) (int +rlimit-nofile+)
                            ((* (array (unsigned 64) 2)) (addr limit)))))
@@ -178,8 +180,8 @@ number to which the process may raise this limit."
       (values (deref limit 0) (deref limit 1)))))
 
 (defun raise-descriptor-limit (wanted)
-  "If this process may have fewer than WANTED descriptors, raise its limit to WANTED, or as near to
-it as the process may. Return the number of descriptors that the process may have after that."
+  "If this process may have fewer than WANTED descriptors, raise its limit to WANTED, or to the
+maximum if that is lower. Return the number of descriptors that the process may have after that."
   (multiple-value-bind (soft hard) (descriptor-limit)
     (when (< soft (min wanted hard))
       (with-alien ((limit (array (unsigned 64) 2)))
@@ -190,8 +192,8 @@ it as the process may. Return the number of descriptors that the process may hav
     (values (descriptor-limit))))
 
 (defun open-descriptors (&optional (process "self"))
-  "The open descriptors of PROCESS, a process's number, by default this process; the empty list if
-the system does not list them."
+  "Return the open descriptors of PROCESS, the number of a process, by default this process, or the
+empty list if the system does not list them."
   ;; not by DIRECTORY, which looks up each entry and fails if the descriptor is closed meanwhile
   (let ((listing (alien-funcall (extern-alien "opendir" (function system-area-pointer c-string))
                                 (format nil "/proc/~A/fd" process))))
@@ -209,7 +211,8 @@ the system does not list them."
         (syscall ("closedir" int) (system-area-pointer listing))))))
 
 (defun entry-number (entry)
-  "The number that is the name of ENTRY, a struct dirent; NIL for another name."
+  "Return the number that is the name of ENTRY, a struct dirent, or NIL if the name is not a
+number."
   (loop with number = nil
         for i from +dirent-name+
         for digit = (digit-char-p (code-char (sb-sys:sap-ref-8 entry i)))

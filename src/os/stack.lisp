@@ -10,14 +10,14 @@
 (in-package #:clgrpc.os)
 
 (defun guard-page-octets ()
-  "The size of a guard page in octets, or nil if this SBCL does not give it."
+  "Return the size of a guard page in octets, or nil if this SBCL does not provide it."
   (let ((address (sb-sys:without-interrupts ; the C library has released its lock
                    (sb-sys:find-foreign-symbol-address "os_vm_page_size"))))
     (and address (sb-sys:sap-ref-64 (int-sap address) 0))))
 
 (defun return-guard-address (page)
-  "An address in this thread's return guard page, PAGE octets long, or nil if the stack is near that
-page. The contents of a page far beyond the end of the stack are unused."
+  "Return an address in this thread's return guard page, which has PAGE octets, or nil if the stack
+is near that page. The contents of a page far beyond the end of the stack are unused."
   (let ((sp (sap-int (sb-kernel:current-sp)))
         ;; the address, represented as a fixnum
         (end (sb-kernel:get-lisp-obj-address

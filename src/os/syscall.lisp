@@ -6,7 +6,8 @@
 (in-package #:clgrpc.os)
 
 (deftype result ()
-  "The value that a call of this package returns: a number from 0, or a negated errno."
+  "The value that a call of this package returns, which is a number that is not negative, or a
+negated errno."
   '(signed-byte 62))
 
 (defglobal **constants** '())
@@ -95,7 +96,7 @@
 
 (defmacro filling ((octets start end) &body call)
   "Do CALL, by which the kernel writes to OCTETS between START and END. In an SBCL without soft card
-marks, such as 2.2.9 on arm64, the collector protects pages, even those of vectors that were pinned
+marks, such as 2.2.9 on arm64, the collector protects pages, even pages of vectors that were pinned
 meanwhile. A store by Lisp removes the protection, but a store by the kernel fails. In this case the
 macro stores into the pages, and does CALL again."
   `(let ((tries 100))

@@ -14,8 +14,8 @@
 encryption.")
 
 (defconstant +max-client-chain-octets+ 16384
-  "The most octets of all certificates that a client shows. A chain of five large certificates has
-10,000.")
+  "The maximum number of octets of all certificates that a client shows. A chain of five large
+certificates has 10,000 octets.")
 
 ;;; Numbers from OpenSSL's headers
 
@@ -49,8 +49,8 @@ empty buffers.")
 (defconstant +alert-no-application-protocol+ 120)
 (defconstant +client-hello-retry+ -1)
 (defconstant +accepted+ 1
-  "The datum of a server's session whose ClientHello is accepted. Before the decision the datum is
-0; for a refusal, it is the number of an alert.")
+  "The datum of a server's session whose ClientHello was accepted. Before the decision the datum is
+0; after a refusal it is the number of an alert.")
 (defconstant +unix-epoch+ 2208988800
   "1970-01-01, as a universal time.")
 (defconstant +tlsext-err-ok+ 0)
@@ -61,7 +61,8 @@ empty buffers.")
 ;;; the callback for a ClientHello first makes OpenSSL return; then SHAKE-HANDS decides by CHOOSE.
 
 (defun hello-extension (ssl kind)
-  "The address and length of the extension KIND of the ClientHello that SSL has read, or 0 and 0."
+  "Return the address and the length of the extension KIND of the ClientHello that SSL has read, or
+0 and 0 if it has no such extension."
   (with-alien ((octets (unsigned 64) 0) (length (unsigned 64) 0))
     (if (= 1 (ssl-client-hello-get0-ext ssl kind (sap-int (sb-alien:alien-sap (addr octets)))
                                         (sap-int (sb-alien:alien-sap (addr length)))))
@@ -84,8 +85,8 @@ empty buffers.")
                1)))))
 
 (defun find-protocol (name names length)
-  "The position of NAME, a string, among the protocols that a client offers, LENGTH octets at the
-address NAMES; or nil."
+  "Return the position of NAME, a string, among the protocols that a client offers, LENGTH octets at
+the address NAMES, or nil if NAME is not among them."
   (let ((sap (int-sap names)) (at 0))
     (declare (type (unsigned-byte 33) at))
     (loop while (< at length)
@@ -137,8 +138,8 @@ digits and signs of ASCII, the first of which is not a dot. From any thread."
              (string-equal name pattern :start1 (1+ dot) :start2 2)))))
 
 (defun hello-server-name (ssl)
-  "The name that the ClientHello read by SSL requests, a string of Latin-1; NIL if it requests none,
-or if the name has a form that OpenSSL will refuse."
+  "Return the name that the ClientHello that SSL has read requests, as a string of Latin-1, or NIL
+if it requests none, or if the name has a form that OpenSSL will refuse."
   (multiple-value-bind (address length) (hello-extension ssl +extension-server-name+)
     (when (> length 5)
       (let ((octets (foreign-octets address (min length 1024))))
@@ -149,7 +150,7 @@ or if the name has a form that OpenSSL will refuse."
           (octets-latin (subseq octets 5)))))))
 
 (defun change-context (ssl context)
-  "Let SSL, whose handshake has just begun, continue with CONTEXT. OpenSSL itself changes only
+  "Let SSL, whose handshake has begun, continue with CONTEXT. OpenSSL itself changes only
 certificates and roots, not the settings of CONTEXT for verification (see revocation-list.lisp)."
   (ssl-set-context ssl context)
   (ssl-set-verify ssl (ssl-ctx-get-verify-mode context) (ssl-ctx-get-verify-callback context)))
@@ -167,8 +168,8 @@ it."
 ;;; universal time, for the new tickets of sessions that are resumed with it.
 
 (defun chain-end (chain)
-  "The time until which all certificates of CHAIN are valid, a universal time, or NIL without a
-chain."
+  "Return the time until which all certificates of CHAIN are valid, a universal time, or NIL if
+there is no chain."
   (unless (zerop chain)
     (with-alien ((days int 0) (seconds int 0))
       (let ((now (get-universal-time)) (left (ash 1 50)))
@@ -181,7 +182,7 @@ chain."
                 (setf left -1))))))))
 
 (defun ticket-end (session)
-  "The time that SESSION's ticket carries, or NIL."
+  "Return the time in SESSION's ticket, or NIL if it has none."
   (with-alien ((octets (unsigned 64) 0) (length (unsigned 64) 0))
     (when (and (= 1 (ssl-session-get0-ticket-datum session
                                                    (sap-int (sb-alien:alien-sap (addr octets)))
@@ -190,9 +191,9 @@ chain."
       (ldb (byte 62 0) (sb-sys:sap-ref-64 (int-sap octets) 0)))))
 
 (defun session-span (end begin timeout)
-  "Two values: a start time and a time-out for a session, so that it ends no later than END, when a
-certificate expires. The session began at BEGIN, with TIMEOUT. Times are in seconds since 1970,
-time-outs in seconds."
+  "Return two values, a start time and a time-out, for a session that began at BEGIN, with TIMEOUT.
+With these values the session ends at the latest at END, when a certificate expires. Times are in
+seconds since 1970, time-outs in seconds."
   ;; OpenSSL accepts the session until the sum of start time and time-out. The time-out is at least
   ;; one second, so the start time may be earlier than the session
   (let* ((last (max 2 (1- end)))
@@ -215,8 +216,8 @@ time-outs in seconds."
 ;;; Contexts
 
 (defun add-certificate-chain (context text what)
-  "Make CONTEXT present the certificates of TEXT: its own first, then certificates that lead to a
-root."
+  "Make CONTEXT show the certificates of TEXT, PEM: its own certificate first, then the certificates
+of the issuers up to a root."
   (call-with-certificates
    (lambda (certificate index)
      (unless (= 1 (if (zerop index)
@@ -226,8 +227,8 @@ root."
    text what))
 
 (defun add-private-key (context text what password)
-  "Make CONTEXT use the private key in TEXT, PEM, perhaps encrypted with PASSWORD. Signal TLS-ERROR,
-in which WHAT names the text, if it cannot be read or does not match the certificate."
+  "Make CONTEXT use the private key in TEXT, PEM, which may be encrypted with PASSWORD. Signal
+TLS-ERROR, in which WHAT names the text, if it cannot be read or does not match the certificate."
   (call-with-private-key
    (lambda (key)
      (unless (and (= 1 (ssl-ctx-use-private-key context key))
@@ -237,7 +238,8 @@ in which WHAT names the text, if it cannot be read or does not match the certifi
    text what password))
 
 (defun add-roots (context text what client-names)
-  "Make CONTEXT trust the certificates of TEXT and, if CLIENT-NAMES, send clients their names."
+  "Make CONTEXT trust the certificates of TEXT, PEM. If CLIENT-NAMES is true, make it send the names
+of these certificates to clients."
   (let ((store (ssl-ctx-get-cert-store context)))
     (x509-store-set-flags store +x509-flag-partial-chain+)
     (call-with-certificates
@@ -260,8 +262,8 @@ TLS-ERROR, in which WHAT names its origin."
                   der))
 
 (defun add-system-roots (context)
-  "Make CONTEXT trust the roots that OpenSSL finds in the system. Signal TLS-ERROR if the system has
-none."
+  "Make CONTEXT trust the root certificates that OpenSSL finds in the system. Signal TLS-ERROR if
+they cannot be read."
   (unless (= 1 (ssl-ctx-set-default-verify-paths context))
     (tls-error "The system's root certificates cannot be read: ~A." (openssl-failure))))
 
@@ -309,10 +311,11 @@ certificate that vouched for the client."
 
 (defun make-tls-context (role verify &key (alpn t) cipher-suites (cipher-source "The list"))
   "Return a new context of ROLE, :client or :server. VERIFY is the rule for the peer's certificate:
-:none, :request (invalid ones are refused) or :require. With an ALPN of T both ends must agree to
-HTTP/2. With :http1, for a server, the client may also offer http/1.1 or nothing. CIPHER-SUITES and
-CIPHER-SOURCE are the list of USE-CIPHER-SUITES and its name for errors. Signal TLS-ERROR if OpenSSL
-is missing or has none of the suites. From any thread; free the context with FREE-TLS-CONTEXT."
+:none, :request (invalid certificates are refused) or :require. If ALPN is T, both ends must agree
+to HTTP/2. If it is :http1, for a server, the client may also offer http/1.1 or nothing.
+CIPHER-SUITES and CIPHER-SOURCE are the list for USE-CIPHER-SUITES and its name in errors. Signal
+TLS-ERROR if OpenSSL is missing or has none of the suites. From any thread; free the context with
+FREE-TLS-CONTEXT."
   (open-openssl)
   (err-clear-error)
   (let ((context (ssl-ctx-new (tls-method))))
@@ -346,8 +349,8 @@ is missing or has none of the suites. From any thread; free the context with FRE
 ;;; Areas
 
 (defstruct (tls-area (:constructor %make-tls-area (reading writing)) (:copier nil))
-  "The working memory of TLS sessions: the memory BIOs of OpenSSL and the octets on their way from
-and to the socket. Both BIOs are empty while no session has the area."
+  "The working memory of TLS sessions: the memory BIOs of OpenSSL, and octets that have come from
+the socket or will be sent to it. Both BIOs are empty while no session has the area."
   (reading 0 :type foreign-pointer :read-only t) ; BIO with octets from the peer
   (writing 0 :type foreign-pointer :read-only t) ; BIO with octets for the peer
   (lent nil :type boolean)              ; true while a session has the area
@@ -360,7 +363,7 @@ and to the socket. Both BIOs are empty while no session has the area."
   (print-unreadable-object (area stream :type t :identity t)))
 
 (document-functions
-  tls-area-lent "True while a session has AREA. SETFable by the code that lends it."
+  tls-area-lent "True while a session has AREA. Only the code that lends AREA may use SETF."
   tls-area-octets "The vector through which octets pass between AREA and the network.")
 
 (defun make-tls-area ()
@@ -369,12 +372,12 @@ and to the socket. Both BIOs are empty while no session has the area."
   (%make-tls-area (bio-new (bio-s-mem)) (bio-new (bio-s-mem))))
 
 (defun free-tls-area (area)
-  "Give back the memory BIOs of AREA."
+  "Free the memory BIOs of AREA."
   (bio-free (tls-area-reading area))
   (bio-free (tls-area-writing area)))
 
 (define-hot feed-area ((area tls-area) (count index)) null
-  "Pass the first COUNT octets of AREA's vector to the session that works next."
+  "Pass the first COUNT octets of AREA's vector to the next session that works through AREA."
   (let ((octets (tls-area-octets area)))
     (assert (<= count (length octets)))
     (with-pinned-objects (octets)
@@ -404,7 +407,7 @@ and to the socket. Both BIOs are empty while no session has the area."
   (drop-octets area (tls-area-reading area)))
 
 (defun empty-area (area)
-  "Drop all that a session has left in AREA."
+  "Drop all octets that a session has left in AREA."
   (drop-unread area)
   (drop-octets area (tls-area-writing area)))
 
@@ -419,7 +422,7 @@ and to the socket. Both BIOs are empty while no session has the area."
 (defglobal **tls-sessions** (list 0))   ; how many sessions there are; atomic
 
 (defun tls-session-count ()
-  "The number of sessions; tests look for leaks with it."
+  "The number of sessions, by which tests find leaks."
   (car **tls-sessions**))
 
 (defun open-tls-session (context area role &key name (check-name t) resumed)
@@ -465,7 +468,7 @@ checked."
                        ~:*~S is not a host name.~]" name)))))
 
 (defun close-tls-session (ssl)
-  "Free SSL. Even if the session has not ended in order, its ticket remains valid."
+  "Free SSL. The session's ticket remains valid, even if the session has not ended in order."
   (ssl-set-shutdown ssl 3)
   (ssl-free ssl)
   (sb-ext:atomic-decf (car **tls-sessions**)))
@@ -482,11 +485,11 @@ checked."
           (t :failed))))
 
 (defun shake-hands (ssl &key (choose (constantly nil)))
-  "Continue the handshake of SSL. Return :done, :more if the peer must send more, :ended or
-:failed. In a server's session, CHOOSE is called once for each ClientHello, before its other
-contents, such as a ticket, are checked. The argument of CHOOSE is the name that the client asks
-for, a string of the octets that it has sent, or NIL. CHOOSE returns the context to use, a pointer,
-or NIL for the present one, or :refused."
+  "Continue the handshake of SSL. Return :done, :more if the peer must send more, :ended or :failed.
+In a server's session, CHOOSE is called once for each ClientHello, before its other contents, such
+as a ticket, are checked. The argument of CHOOSE is the name that the client asks for, a string of
+the octets that it has sent, or NIL. CHOOSE returns a pointer to the context to use, or NIL for the
+present context, or :refused."
   (loop
     (err-clear-error)
     (let ((result (ssl-do-handshake ssl)))
@@ -499,8 +502,8 @@ or NIL for the present one, or :refused."
                             (end index))
     (values index outcome)
   "Decrypt the octets fed to AREA for SSL into OCTETS from START to END. Return two values: the
-position after the result; and :more if the peer must send more, :ended if it sends no more,
-:failed, or :done if the room is used up."
+position after the result; and :more if the peer must send more, :ended if it sends no more, :failed
+after an error, or :done if the room is used up."
   (assert (<= start end (length octets)))
   (err-clear-error)
   (with-pinned-objects (octets)
@@ -528,11 +531,12 @@ position after the result; and :more if the peer must send more, :ended if it se
         (incf start count)))))
 
 (defconstant +octets-per-certificate-octet+ 8
-  "About how many octets OpenSSL keeps for each octet of the certificates that a client has shown.")
+  "The approximate number of octets that OpenSSL keeps for each octet of the certificates that a
+client has shown.")
 
 (defun session-octets (ssl certificate)
-  "About how many octets of memory OpenSSL keeps for SSL beyond those of an idle session.
-CERTIFICATE is the certificate that the peer, a client, has shown, or NIL."
+  "Return the approximate number of octets of memory that OpenSSL keeps for SSL in addition to those
+of an idle session. CERTIFICATE is the certificate that the peer, a client, has shown, or NIL."
   (+ (if (and (/= 0 ssl) (= 1 (ssl-has-pending ssl))) +record-octets+ 0) ; half a record
      (if certificate
          (* +octets-per-certificate-octet+ (length (certificate-der certificate)))
@@ -545,12 +549,13 @@ CERTIFICATE is the certificate that the peer, a client, has shown, or NIL."
   (err-clear-error))
 
 (defun update-keys (ssl)
-  "Make SSL, a session of TLS 1.3, change its keys with its next output, and ask the peer to do so."
+  "Make SSL, a session of TLS 1.3, change its keys with its next output, and ask the peer to change
+its keys too."
   (ssl-key-update ssl 1))
 
 (defun session-failure (ssl)
-  "The reason why a step of SSL has failed, as text: OpenSSL's message and, if the peer's
-certificate was rejected, the reason."
+  "Return the reason of the failure of a step of SSL, as text: OpenSSL's message and, if the peer's
+certificate was rejected, the reason of the rejection."
   (let ((failure (or (openssl-failure) "unknown reason"))
         (verified (ssl-get-verify-result ssl)))
     (if (and (plusp verified) (string= failure "certificate verify failed"))
@@ -560,7 +565,8 @@ certificate was rejected, the reason."
 ;;; Facts of an open session
 
 (defun session-alpn (ssl)
-  "The protocol that both ends agreed on, a string, empty without a protocol."
+  "Return the protocol on which both ends agreed, as a string, which is empty if they agreed on
+none."
   (with-alien ((octets (unsigned 64) 0) (length (unsigned 32) 0))
     (ssl-get0-alpn-selected ssl (sap-int (sb-alien:alien-sap (addr octets)))
                             (sap-int (sb-alien:alien-sap (addr length))))
@@ -591,27 +597,29 @@ certificate was rejected, the reason."
     (unless (zerop x509) (x509-octets x509))))
 
 (defun presented-certificate (ssl)
-  "The DER of the certificate that SSL's peer, a server, has shown, even if the server was refused
-because of it; NIL if it has shown none or OpenSSL, before version 3, does not keep it."
+  "Return the DER of the certificate that SSL's peer, a server, has shown, even if the server was
+refused because of it. Return NIL if it has shown none, or if OpenSSL does not keep it, as before
+version 3."
   (let ((chain (ssl-get-peer-cert-chain ssl)))
     (unless (or (zerop chain) (zerop (sk-num chain)))
       (x509-octets (sk-value chain 0)))))
 
 (defun chain-root (ssl)
-  "The DER of the last certificate of the chain that vouches for the peer of SSL. NIL if no chain
-was verified in this handshake, as when it resumed an earlier session."
+  "The DER of the last certificate of the chain that vouches for the peer of SSL, or NIL if no chain
+was verified in this handshake, for instance because it resumed an earlier session."
   (let ((chain (ssl-get0-verified-chain ssl)))
     (unless (or (zerop chain) (zerop (sk-num chain)))
       (x509-octets (sk-value chain (1- (sk-num chain)))))))
 
 (defun session-end (ssl)
   "The time until which all certificates that vouched for the peer of SSL are valid, a universal
-time. NIL if no chain was verified in this handshake, as when it resumed an earlier session."
+time, or NIL if no chain was verified in this handshake, for instance because it resumed an earlier
+session."
   (chain-end (ssl-get0-verified-chain ssl)))
 
 (defun session-ticket (ssl)
-  "A ticket with which a later session can be resumed, or NIL; it must be freed with
-FREE-SESSION-TICKET."
+  "Return a ticket with which a later session can resume this session, or NIL if there is none.
+FREE-SESSION-TICKET must free the ticket."
   (let ((session (ssl-get1-session ssl)))
     (cond ((zerop session) nil)
           ((= 1 (ssl-session-is-resumable session)) session)

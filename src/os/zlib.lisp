@@ -71,7 +71,7 @@ as text. From any thread."
 (defglobal **streams** (list 0))        ; the number of z_streams; atomic
 
 (defun zlib-stream-count ()
-  "The number of z_streams; tests look for leaks with it."
+  "The number of z_streams, by which tests find leaks."
   (car **streams**))
 
 (defun free-zlib-stream (stream)
@@ -94,7 +94,7 @@ as text. From any thread."
           while stream do (free-zlib-stream stream))))
 
 (defun open-stream (kind level)
-  "A new stream of KIND, or nil if there is no memory."
+  "Return a new stream of KIND, or nil if there is no memory for it."
   (let ((sap (alien-funcall (extern-alien "calloc" (function system-area-pointer (unsigned 64)
                                                              (unsigned 64)))
                             1 +z-stream-octets+))
@@ -110,7 +110,8 @@ as text. From any thread."
                nil)))))
 
 (defun take-stream (kind level)
-  "A stream of KIND, fresh or reset, which the caller owns from now on; nil if there is no memory."
+  "Return a stream of KIND, fresh or reset, which the caller owns afterwards. Return nil if there is
+no memory for it."
   (let ((stream (take-idle-stream kind)))
     (cond ((null stream) (open-stream kind level))
           ((< kind 2)
@@ -163,9 +164,9 @@ output to the octets AT to LIMIT of TO."
 (define-hot deflate-octets ((format zlib-format) (level (integer 1 9)) (from octets)
                             (start message-octets) (end message-octets) (room message-octets))
     (values (or null octets) message-octets)
-  "Compress the octets START to END of FROM. Return two values: octets of BORROW-OCTETS, in which
-the result begins after ROOM octets, and its end; nil and 0 if there is no memory. libz must be
-open. From any thread."
+  "Compress the octets START to END of FROM. Return two values: octets that BORROW-OCTETS returned,
+in which the result begins after ROOM octets, and the end of the result. Return nil and 0 if there
+is no memory. libz must be open. From any thread."
   ;; the function that WITH-ZLIB-STREAM makes from its body is called once for each message
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (let ((octets nil) (result 0))
@@ -186,9 +187,9 @@ open. From any thread."
 (define-hot inflate-on ((sap system-area-pointer) (format zlib-format) (from octets)
                         (start message-octets) (end message-octets) (limit message-octets))
     (values inflation octets message-octets)
-  "Decompress with the z_stream SAP. Return three values: the outcome, octets of BORROW-OCTETS, and
-how many of these the message has. The output has room for one octet more than LIMIT, to detect a
-result that is too long."
+  "Decompress with the z_stream SAP. Return three values: the outcome, octets that BORROW-OCTETS
+returned, and the number of these octets that are the message. The output has room for one octet
+more than LIMIT, in order to detect a result that is too long."
   (let* ((most (1+ limit))
          (to (borrow-octets (min most (max 512 (* 4 (- end start))))))
          (fill 0))
@@ -213,7 +214,8 @@ result that is too long."
                 ((or (= start end) (= before fill)) (finish :truncated))))))))
 
 (defun grow-output (octets fill most)
-  "A vector longer than OCTETS, up to MOST octets, with the same first FILL octets."
+  "Return a vector that is longer than OCTETS, of at most MOST octets, with the same first FILL
+octets."
   (declare (type octets octets) (type index fill most))
   (let ((longer (borrow-octets (min most (* 4 (length octets))))))
     (copy-octets octets 0 fill longer 0)
@@ -223,8 +225,9 @@ result that is too long."
 (define-hot inflate-beginning ((format zlib-format) (from octets) (start message-octets)
                                (end message-octets) (limit message-octets))
     (values inflation (or null octets) message-octets)
-  "As INFLATE-OCTETS, but with every outcome also return octets of BORROW-OCTETS, or nil, and the
-number of these, at most LIMIT, that are the beginning of the result."
+  "Do what INFLATE-OCTETS does, but with every outcome also return octets that BORROW-OCTETS
+returned, or nil, and the number of these octets, at most LIMIT, that are the beginning of the
+result."
   ;; the function that WITH-ZLIB-STREAM makes from its body is called once for each message
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (let ((outcome :no-memory) (octets nil) (length 0))
@@ -237,8 +240,9 @@ number of these, at most LIMIT, that are the beginning of the result."
                             (end message-octets) (limit message-octets))
     (values inflation (or null octets) message-octets)
   "Decompress the octets START to END of FROM, a message in FORMAT. Return three values: :ok, octets
-of BORROW-OCTETS and how many of them are the result; or :too-long if the result has more than LIMIT
-octets, :truncated, :corrupt or :no-memory, nil and 0. libz must be open. From any thread."
+that BORROW-OCTETS returned, and the number of these octets that are the result. After a failure
+return :too-long if the result has more than LIMIT octets, :truncated, :corrupt or :no-memory, and
+nil and 0. libz must be open. From any thread."
   (multiple-value-bind (outcome octets length) (inflate-beginning format from start end limit)
     (cond ((eq outcome :ok) (values :ok octets length))
           (t (when octets (give-octets-back octets))

@@ -41,7 +41,8 @@ libzstd must be open. From any thread."
              (values nil 0)))))
 
 (defun zstd-failure (result)
-  "The outcome of a decompression with RESULT, an error of libzstd's: an INFLATION, or :full."
+  "Return the outcome, an INFLATION or :full, of a decompression that returned RESULT, an error of
+libzstd."
   (let ((code (%zstd-error-code result)))
     (cond ((= code +zstd-room-too-small+) :full)
           ((= code +zstd-source-size-wrong+) :truncated)
@@ -50,8 +51,9 @@ libzstd must be open. From any thread."
 
 (defun expand-zstd (from start end limit)
   "Decompress the octets START to END of FROM. Return the values of INFLATE-OCTETS. If the result
-does not fit into the present vector, decompress again into one of four times the length: so a short
-message does not need the room of the longest one. libzstd must be open. From any thread."
+does not fit into the present vector, decompress again into a vector of four times the length.
+Therefore a short message does not need as much room as the longest message. libzstd must be open.
+From any thread."
   (declare (type octets from) (type message-octets start end limit))
   (loop with most = (1+ limit)
         for room of-type (unsigned-byte 32) = (min most (max 512 (* 4 (- end start))))

@@ -343,9 +343,9 @@ service that the parameter \"service\" of QUERY names."
 over HTTP/1.1 and HTTP/2 at PATH, a string. The status is that of the service that the query's
 parameter \"service\" names or, without this parameter, that of the whole server. The answer is 200
 while the status is :serving, 503 while it is not, 503 and \"draining\" when the last server of
-SERVICE is stopping, and 404 for a name that SERVICE does not know. The handler may also be given to
-a separate server, which answers while the main server drains. Traces have the requests, and access
-logs have those that end well, only if QUIET is false. From any thread. Signal MISUSE if SERVICE is
-not a health service."
+SERVICE has begun to stop, and 404 for a name that SERVICE does not know. The handler may also be
+given to a separate server, which answers while the main server drains. Traces have the requests,
+and access logs have those that end well, only if QUIET is false. From any thread. Signal MISUSE if
+SERVICE is not a health service."
   (check-service service)
   (exchange:prompt-handler path (lambda (query) (tell-health service query)) :quiet quiet))

@@ -43,7 +43,7 @@ reason as text."
       (3 (values :no-such-name (format nil "no such host ~A" text)))
       (5 (values :refused (format nil "the DNS server refuses to look up ~A" text)))
       (t (values :server-failed
-                 (format nil "the DNS server answers with code ~D to ~A" code text))))))
+                 (format nil "the DNS server's answer about ~A has code ~D" text code))))))
 
 (defun type-text (type)
   "The name of TYPE, for people."
