@@ -68,6 +68,6 @@ NANOSECONDS becomes its largest value."
 
 (declaim (inline time-after))
 (defun time-after (ns now)
-  "Return the time that is NS nanoseconds, an integer that is not negative, after NOW, or the latest
-time that the type NANOSECONDS can represent, if that is earlier."
+  "Return the time that is NS nanoseconds, an integer that is not negative, after NOW, or the
+maximum of the type NANOSECONDS, if that is less."
   (min (+ now ns) most-positive-fixnum))

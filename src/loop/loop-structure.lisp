@@ -146,7 +146,8 @@ coalescing.lisp."
 nanoseconds of the loop's clock. On the loop."
   event-loop-wheel "The timer wheel of LOOP, in its clock's time. On the loop."
   event-loop-random "The random-state for random choices on LOOP. On the loop."
-  event-loop-reserve "The reserve whose threads run LOOP when its own thread cannot, or NIL."
+  event-loop-reserve "The reserve whose threads run LOOP when its own thread cannot, or NIL if it
+has no reserve."
   event-loop-turns "The number of turns that LOOP has made; it grows only when the loop has work."
   event-loop-connections "The number of connections of LOOP, including connections that a listener
 has accepted for it."

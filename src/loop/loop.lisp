@@ -100,7 +100,7 @@ a reserve thread has taken it without a non-local exit."
     (os:protect-stack-end)))            ; user code may have exhausted the stack
 
 (defun run-as-holder (loop)
-  "Run LOOP, whose baton this thread has just taken, until the loop stops or has nothing to do for
+  "Run LOOP, whose baton this thread has taken before, until the loop stops or has nothing to do for
 this thread; then release the baton. If the baton is lost, return :LOST."
   (let ((done nil))
     ;; the loop may have been taken from a caller that drove it

@@ -192,7 +192,7 @@ there is no chain."
 
 (defun session-span (end begin timeout)
   "Return two values, a start time and a time-out, for a session that began at BEGIN, with TIMEOUT.
-With these values the session ends at the latest at END, when a certificate expires. Times are in
+With these values the session ends by END, the time at which a certificate expires. Times are in
 seconds since 1970, time-outs in seconds."
   ;; OpenSSL accepts the session until the sum of start time and time-out. The time-out is at least
   ;; one second, so the start time may be earlier than the session
@@ -296,9 +296,9 @@ nothing and return false."
 (defglobal **server-contexts** (list 0)) ; how many contexts have been made; atomic
 
 (defun prepare-server (context alpn)
-  "Make CONTEXT, a server's, call our function for ClientHellos and issue one ticket for each
-session. Other contexts do not accept the ticket; CONTEXT does not accept it after the expiry of a
-certificate that vouched for the client."
+  "Make CONTEXT, a server's context, call our function for ClientHellos and issue one ticket for
+each session. Other contexts do not accept the ticket; CONTEXT does not accept it after the expiry
+of a certificate that vouched for the client."
   (ssl-ctx-set-client-hello context (callable-address 'check-client-hello)
                             (if (eq t alpn) 1 0))
   (ssl-ctx-set-num-tickets context 1)
@@ -487,9 +487,9 @@ checked."
 (defun shake-hands (ssl &key (choose (constantly nil)))
   "Continue the handshake of SSL. Return :done, :more if the peer must send more, :ended or :failed.
 In a server's session, CHOOSE is called once for each ClientHello, before its other contents, such
-as a ticket, are checked. The argument of CHOOSE is the name that the client asks for, a string of
-the octets that it has sent, or NIL. CHOOSE returns a pointer to the context to use, or NIL for the
-present context, or :refused."
+as a ticket, are checked. The argument of CHOOSE is the name that the client requests, a string of
+the octets that it has sent, or NIL if it requests none. CHOOSE returns a pointer to the context to
+use, or NIL for the present context, or :refused."
   (loop
     (err-clear-error)
     (let ((result (ssl-do-handshake ssl)))
@@ -536,7 +536,8 @@ client has shown.")
 
 (defun session-octets (ssl certificate)
   "Return the approximate number of octets of memory that OpenSSL keeps for SSL in addition to those
-of an idle session. CERTIFICATE is the certificate that the peer, a client, has shown, or NIL."
+of an idle session. CERTIFICATE is the certificate that the peer, a client, has shown, or NIL if it
+has shown none."
   (+ (if (and (/= 0 ssl) (= 1 (ssl-has-pending ssl))) +record-octets+ 0) ; half a record
      (if certificate
          (* +octets-per-certificate-octet+ (length (certificate-der certificate)))

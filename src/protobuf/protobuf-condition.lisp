@@ -56,15 +56,16 @@ well-known type SYMBOL, or nil for other types."
                      (protobuf-error-type condition) (protobuf-error-position condition)
                      (protobuf-error-text condition))))
   (:documentation "Octets are not a valid serialized message. TYPE is the full name of the requested
-message type, if known; POSITION is the index of the octet at which reading stopped; TEXT describes
-the error."))
+message type, or nil if it is not known. POSITION is the index of the octet at which reading
+stopped, and TEXT describes the error."))
 
 (define-condition memory-limit-exceeded (protobuf-error) ()
   (:documentation "The messages inside a serialized message take more memory than allowed."))
 
 (document-functions
-  protobuf-error-type "The full name of the requested message type, or nil."
-  protobuf-error-position "The index of the octet where reading stopped, or nil."
+  protobuf-error-type "The full name of the requested message type, or nil if it is not known."
+  protobuf-error-position "The index of the octet at which reading stopped, or nil if it is not
+known."
   protobuf-error-text "The error in the octets, as text.")
 
 (define-condition required-field-missing (protobuf-error)
@@ -140,15 +141,15 @@ an Any of an unknown type in JSON."))
                        (proto-syntax-error-column condition) (proto-syntax-error-text condition)
                        (butlast others more) more))))
   (:documentation "A .proto source cannot be compiled. FILE, LINE and COLUMN (from 1) are the
-position; EXPECTED is the text that was expected there, or nil; TEXT is the error as one sentence.
-OTHERS has the further errors of the same file, in the order in which they were found; the first
-twenty are printed."))
+position. EXPECTED is the text that was expected there, or nil if the error is another. TEXT is the
+error as one sentence. OTHERS has the further errors of the same file, in the order in which they
+were found; the first twenty are printed."))
 
 (document-functions
   proto-syntax-error-file "The .proto file with the error, as text."
   proto-syntax-error-line "The line of the error, from 1."
   proto-syntax-error-column "The column of the error, from 1."
-  proto-syntax-error-expected "The text or token that was expected, or nil."
+  proto-syntax-error-expected "The text or token that was expected, or nil if the error is another."
   proto-syntax-error-text "The error as one sentence."
   proto-syntax-error-others "The further errors of the same file, a list of PROTO-SYNTAX-ERRORs.")
 

@@ -88,7 +88,7 @@ RUN-CALLBACK."
 ;;; it. The two events come in either order, so both threads hold the lock of the reserve.
 
 (defun late-callback-p (call)
-  "True if a callback of CALL, which runs or has just returned, has lost the loop of CALL."
+  "True if a callback of CALL that runs, or has returned a moment ago, has lost the loop of CALL."
   (let ((callbacks (call-wire-callbacks call)))
     (and callbacks
          (member (wire-callbacks-scheduled callbacks) '(:running :returned))

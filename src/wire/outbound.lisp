@@ -276,7 +276,7 @@ on CALL. SIZE is as for POST-CHARGED, or 0 if FUNCTION ends CALL's sending."
         (t (post-charged call size function))))
 
 (define-hot encode-and-send ((call wire-call) message compress) null
-  "Send MESSAGE from user code. Encode it on this thread, so that the loop need not do this.
+  "Send MESSAGE from user code. Encode it on this thread, so that the loop need not encode it.
 COMPRESS is as for SEND."
   (let ((encoded (encode-message call message compress)))
     (flet ((send-it ()

@@ -41,8 +41,8 @@ turn of the loop.")
 (defun list-stages (call spans connects)
   "The operation STAGES of CALL. SPANS returns the stages so far, a list of (stage . ns), oldest
 first. The arguments of SPANS are CALL and three durations in nanoseconds, counted from CALL's
-beginning. The first ends now or at CALL's end; the second ends at :HEADERS, and is nil before that
-moment; the third ends at :ANSWER or :DUE, and is nil before that moment. CONNECTS is the number of
+beginning. The first ends now or at CALL's end. The second ends at :HEADERS, and is nil before that
+moment. The third ends at :ANSWER or :DUE, and is nil before that moment. CONNECTS is the number of
 attempts to connect for which CALL has waited."
   (declare (type function spans))
   (let* ((born (wire-call-born-ns call))

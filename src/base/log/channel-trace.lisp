@@ -12,8 +12,8 @@
 (in-package #:clgrpc.base)
 
 (defconstant +most-channel-events+ 32
-  "The maximum number of events, the latest ones, that channelz shows of a channel, a subchannel or
-a server.")
+  "The maximum number of events that channelz shows of a channel, a subchannel or a server. It shows
+the latest events.")
 
 ;;; Numbers
 

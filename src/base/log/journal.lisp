@@ -236,9 +236,9 @@ some streams pass each write to the system. A write to a pipe is atomic up to th
 (PIPE_BUF), so that lines of processes that share a pipe do not mix.")
 
 (define-hot lasting-p (value &optional (depth fixnum 4)) boolean
-  "True if VALUE is small and will have the same text when it is printed later: a fixnum, a double
-float, a keyword, T, NIL, a short simple string, or a list of at most 100 such values, DEPTH levels
-deep."
+  "True if VALUE is small and will have the same text when it is printed later. Such values are
+fixnums, double floats, keywords, T, NIL, short simple strings, and lists of at most 100 such
+values, DEPTH levels deep."
   (typecase value
     ((or fixnum double-float boolean) t)
     (symbol (keywordp value))

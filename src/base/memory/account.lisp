@@ -77,8 +77,8 @@ more than MOST octets. FUNCTION must not wait."
              (return (count-fresh account told sum)))))))
 
 (define-hot (tell-whole :inline t) ((account account)) null
-  "Pass the change of ACCOUNT, a connection's, to the accounts above if it is larger than a step.
-From any thread."
+  "If the change of ACCOUNT, the account of a connection, is larger than a step, pass it to the
+accounts above. From any thread."
   (let ((change (- (account-sum account) (ldb (byte 48 0) (account-told account)))))
     (unless (<= (- (ash (account-step account) -3)) change (account-step account))
       (tell-change account)))
@@ -136,7 +136,8 @@ and a collection copies 1 MB in a millisecond or two.")
 (defglobal **fresh-epoch** nil)         ; the collection after which FRESH counts
 
 (defun count-fresh (account told sum)
-  "Update FRESH for ACCOUNT, a connection's, whose charge has changed from TOLD to SUM."
+  "Update FRESH for ACCOUNT, the account of a connection, whose charge has changed from TOLD to
+SUM."
   (declare (type sb-ext:word told sum))
   (let ((epoch (collection-epoch)))
     (unless (eq epoch **fresh-epoch**)

@@ -84,8 +84,8 @@ allocation."
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +uncopied-pages+ 4
-    "The number of pages of the shortest vector that the collector does not copy (LARGE_OBJECT_SIZE
-in gencgc.c)."))
+    "The minimum number of pages of a vector that the collector does not copy (LARGE_OBJECT_SIZE in
+gencgc.c)."))
 
 (defconstant +uncopied-octets+ (* +uncopied-pages+ sb-vm:gencgc-page-bytes))
 
@@ -322,10 +322,11 @@ octets of other threads, have been allocated."
            (hole-p (+ octets others)))))
 
 (define-hot claim-octets ((octets heap-octets) (well boolean)) heap-octets
-  "Claim room for a vector of OCTETS that this thread is about to allocate, if the vector fits
-beside the claims of other threads and, with WELL true, a hole for it surely exists. Return OCTETS
-if they were claimed, else 0. The caller must subtract OCTETS from **CLAIMED** when the vector has
-been allocated. Without claims, several threads could be given the same room at the same time."
+  "Claim room for a vector of OCTETS that this thread is about to allocate, if the heap has room for
+it in addition to the claims of other threads. If WELL is true, a hole for the vector must surely
+exist. Return OCTETS if they were claimed, else 0. The caller must subtract OCTETS from **CLAIMED**
+when the vector has been allocated. Without claims, several threads could be given the same room at
+the same time."
   (let ((others (atomic-incf (car **claimed**) octets)))
     (declare (type heap-octets others))
     (cond ((if well (fits-well-p octets others) (fits-p octets others)) octets)

@@ -14,7 +14,7 @@
   "The length in octets of the shortest vectors that are stored. Shorter vectors are not stored,
 because allocating them is as fast.")
 (defconstant +shelves+ 57
-  "The number of shelves; the last one has vectors of 64 MiB.")
+  "The number of shelves. The last shelf has vectors of 64 MiB.")
 (defconstant +store-octets+ (* 64 1024 1024)
   "The maximum size in octets of all stored vectors: enough for a message of 16 MB in each
 direction, and the vectors that held these messages while they grew.")

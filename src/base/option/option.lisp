@@ -33,9 +33,10 @@
 
 (document-functions
   option-row-name "The keyword that START-SERVER and MAKE-CHANNEL take."
-  option-row-scope "The subject of the option: :method, :stream or :connection, which servers and
-channels take; :listener, :server or :reserve, which servers take; :channel, which channels take;
-:tracing, which MAKE-TRACING takes. Channels within the image take the options of :method."
+  option-row-scope "The subject of the option. Servers and channels take options of :method, :stream
+and :connection. Servers take options of :listener, :server and :reserve. Channels take options of
+:channel, and MAKE-TRACING takes options of :tracing. Channels within the image take the options of
+:method."
   option-row-only ":server or :channel if only servers or only channels accept the option, whatever
 its scope; else nil."
   option-row-default "The value of the option if no value is given."
@@ -149,7 +150,7 @@ hint.")
 
 (defun keyword-hint (name)
   "Return a hint for the unknown keyword NAME, a text with the option that was probably meant, or
-nil."
+nil if no option is similar."
   (let ((hint (second (assoc name *keyword-hints*))))
     (if (keywordp hint)
         (keyword-hint hint)
@@ -246,9 +247,9 @@ result is a tenth shorter.")
 and `try-send` refuses.")
    (room-wait-seconds 10 0 3600 "seconds"
     "The maximum time that a call may wait for room in the Lisp heap, of which a fifth is kept free.
-Three kinds of calls wait: calls that send a message of more than 64 KB; calls of a method whose
-recent answers were longer than 64 KB; and calls that decode a message of more than 16 KB, JSON of
-more than 2 KB, or a shorter message that becomes more than 1 MB. After this time the call ends with
+Calls wait if they send a message of more than 64 KB, or if the recent answers of their method were
+longer than 64 KB. They also wait if they decode a message of more than 16 KB, JSON of more than 2
+KB, or a shorter message that becomes more than 1 MB. After this time the call ends with
 :resource-exhausted."))
   (:stream
    (max-concurrent-streams 1000 1 #x7FFFFFFF "streams"
@@ -276,22 +277,22 @@ wait longer.")
 The window is returned as octets arrive, even if their calls do not read, until half of
 max-held-octets waits.")
    (max-held-octets 67108864 65536 1099511627776 "octets"
-    "The maximum amount of memory that one connection may hold: header lists of open calls,
-incomplete messages (with their buffers, up to 32 times the octets that have arrived), messages that
-calls have not read yet, output, tables and caches (doc/limits.md, \"One account\"). While messages
-that calls have not read fill at most half of this memory, only those calls get no more window.
-Above half, the whole connection gets no more window, so that the rest is left for incomplete
-messages. A call that would exceed the limit ends with :resource-exhausted. Two messages of
-max-receive-octets are always allowed.")
+    "The maximum amount of memory that one connection may hold. Header lists of open calls,
+incomplete messages, messages that calls have not read yet, output, tables and caches are counted
+(doc/limits.md, \"One account\"). The buffers of an incomplete message may take 32 times the octets
+that have arrived. While messages that calls have not read fill at most half of this memory, only
+those calls get no more window. Above half, the whole connection gets no more window, so that the
+rest is left for incomplete messages. A call that would exceed the limit ends with
+:resource-exhausted. Two messages of max-receive-octets are always allowed.")
    (max-total-held-octets 0 0 1099511627776 "octets"
     "The maximum amount of memory, counted as for max-held-octets, that all connections of a server
-or of a channel may hold together. 0 means a quarter of the Lisp heap, but at most 128 MB, because
-all calls wait while a collection copies this memory, a millisecond for each megabyte. Choose a
-higher limit where many long messages arrive at once. Above half of this limit, each connection is
-limited to two of the largest messages and to 64 KB of output. One peer may hold three times as much
-as is still free; a call that would exceed that ends with :resource-exhausted. If memory exceeds
-this limit by an eighth, a connection of the peer that holds the most memory ends: the connection
-that holds the most.")
+or of a channel may hold together. 0 means a quarter of the Lisp heap, but at most 128 MB. The
+default is low because all calls wait while a collection copies this memory, a millisecond for each
+megabyte. Choose a higher limit where many long messages arrive at once. Above half of this limit,
+each connection is limited to two of the largest messages and to 64 KB of output. One peer may hold
+three times as much as is still free; a call that would exceed that ends with :resource-exhausted.
+If memory exceeds this limit by an eighth, a connection of the peer that holds the most memory is
+ended. It is the connection of this peer that holds the most.")
    (max-unsent-octets 1048576 16384 67108864 "octets"
     "The maximum amount of unsent output of a connection. A connection with more is not read, and no
 more of its calls begin, until the peer reads the output. While the connections of a server together
@@ -361,7 +362,7 @@ and in between no call began or ended and no DATA was sent (gRFC A8)."
     :for :server)
    (ping-without-calls nil
     "Whether a client without a call under way may send PINGs at intervals of
-min-ping-interval-seconds; if false, such a client must wait at least two hours between PINGs."
+min-ping-interval-seconds. If false, such a client must wait at least two hours between PINGs."
     :for :server)
    (max-ping-strikes 2 0 1000000 "strikes"
     "The maximum number of PINGs of a client that may come sooner than min-ping-interval-seconds

@@ -163,9 +163,9 @@ number."
       char)))
 
 (define-hot scan-json-number ((reader json-reader)) (values unsigned-byte fixnum boolean boolean)
-  "Pass over a number. Return four values: the digits and an exponent (the magnitude is the digits
-times ten to the power of the exponent); true if the number has a minus sign; and true if it has
-neither fraction nor exponent."
+  "Pass over a number. Return four values. The first two are the digits and an exponent; the
+magnitude is the digits times ten to the power of the exponent. The third is true if the number has
+a minus sign, and the fourth if it has neither fraction nor exponent."
   (let* ((start (json-reader-position reader))
          (negative (and (skip-json-char reader "-") t))
          (zero (eql #\0 (peek-json reader)))

@@ -212,7 +212,7 @@ four octets, and each of these may be escaped."
 
 (define-hot (find-parameter :inline t) ((query simple-string) (name simple-string))
     (or null string)
-  "As QUERY-PARAMETER."
+  "Return what QUERY-PARAMETER returns."
   (let ((start 0))
     (declare (type index start))
     (loop

@@ -138,7 +138,7 @@ incomplete."
 
 (defun read-http2-request (list stream router sink options refusal)
   "Return the request with the header LIST on STREAM, with its route in ROUTER. SINK and OPTIONS are
-those of STREAM's owner. REFUSAL is the answer if the request has no handler, or nil."
+those of STREAM's owner. REFUSAL, which may be nil, is the answer if the request has no handler."
   (let ((request (make-http2-request :responder **http2-responder** :sink sink :options options
                                      :stream stream
                                      :refusal (or refusal **not-found**))))

@@ -219,11 +219,11 @@ used."
     (append-string buffer (field-value field))))
 
 (define-hot encode-field ((encoder encoder) (buffer buffer) (field field) (mode mode)) null
-  "Append FIELD to the header block at the end of BUFFER. MODE :INDEX sends the index of FIELD if a
-table has it, else a literal, which enters the dynamic table unless it would fill most of the table.
-:PLAIN does the same but does not change the table. :NEVER sends a literal that no intermediary may
-index, as any mode does for a sensitive field. Encoding the same field object again with :INDEX
-costs only a few nanoseconds; therefore make a constant field once and keep the object."
+  "Append FIELD to the header block at the end of BUFFER. With the MODE :INDEX the index of FIELD is
+sent if a table has FIELD, else a literal, which enters the dynamic table unless it would fill most
+of the table. :PLAIN does the same but does not change the table. :NEVER sends a literal that no
+intermediary may index, as any mode does for a sensitive field. Encoding the same field object again
+with :INDEX costs only a few nanoseconds; therefore make a constant field once and keep the object."
   (if (or (eq mode :never) (field-sensitive-p field))
       (append-literal encoder buffer field #x0F #x10)
       (let* ((static (static-match field))

@@ -53,7 +53,7 @@ sent only as padding.")
     (logior (ash symbol 4) bits))
 
   (defun build-steps (lengths codes)
-    "Return the step tables, the first one at 0, for a complete code of at least 256 symbols."
+    "Return the step tables for a complete code of at least 256 symbols. The first table is at 0."
     (let ((tables (list (make-array 256 :initial-element nil)))
           (numbers (make-hash-table :test 'equal)))
       (flet ((table-after (prefix-bits prefix)

@@ -129,7 +129,8 @@ may RETURN and must not change LIST."
     (when (same-octets-p name (field-name field)) (return field))))
 
 (defun find-field (list name)
-  "Return the first field of the FIELD-LIST LIST called NAME, a string in lower case, or NIL.
+  "Return the first field of the FIELD-LIST LIST called NAME, a string in lower case, or NIL if
+there is none.
 If NAME is constant, it is converted to octets when the call is compiled."
   (find-named list (ascii-octets name)))
 

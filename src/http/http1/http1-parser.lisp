@@ -55,8 +55,8 @@ trailers, have at most MAX-HEAD-OCTETS octets and MAX-FIELDS fields."
            (and (eq :head (parser-state parser)) (zerop (parser-fill parser))))))
 
 (defun expect-response (parser http-method)
-  "Note that PARSER, a client's, will read the response to a request with HTTP-METHOD after the
-responses to earlier requests."
+  "Note that PARSER, a parser of responses, will read the response to a request with HTTP-METHOD
+after the responses to earlier requests."
   (setf (parser-requests parser)
         (append (parser-requests parser) (list (coerce http-method 'simple-string))))
   nil)
@@ -185,8 +185,8 @@ have their empty line at the same position."
   "The maximum number of 1xx responses in a row. A further such response is an error.")
 
 (defun note-response (parser message)
-  "Note that PARSER, a client's, has read the head of MESSAGE. The next response belongs to the next
-request, unless MESSAGE is an interim response (RFC 9110 section 15.2)."
+  "Note that PARSER, a parser of responses, has read the head of MESSAGE. The next response belongs
+to the next request, unless MESSAGE is an interim response (RFC 9110 section 15.2)."
   (cond ((and (< (message-status message) 200) (/= 101 (message-status message)))
          (when (< +most-interim+ (incf (parser-interim parser)))
            (bad-message 502 "there are too many 1xx responses in a row")))

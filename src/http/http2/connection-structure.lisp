@@ -102,7 +102,7 @@ beginning of the connection, and the state of its rate limits (rate-limit.lisp).
 
 (defconstant +default-window+ 65535
   "The size of every window before SETTINGS or WINDOW_UPDATE change it (6.9.2).")
-(defconstant +default-frame-octets+ 16384 "The largest frame before SETTINGS (6.5.2).")
+(defconstant +default-frame-octets+ 16384 "The maximum length of a frame before SETTINGS (6.5.2).")
 (defconstant +default-table-octets+ 4096
   "The size of HPACK's table before SETTINGS change it (6.5.2).")
 (defconstant +no-goaway+ -1)

@@ -514,10 +514,10 @@ refused alone, without the frames before it. It is 0 if STREAM is nil."
 (define-hot join-data ((octets octets) (start index) (end index) (limit index) (id stream-id)
                        (most index))
     (values index index)
-  "Move the payloads of short DATA frames of the stream ID, which follow a frame with the payload
-from START to END, to the end of that payload, so that one call of ON-DATA delivers all these
-payloads, but at most MOST octets. Only frames that end before LIMIT are moved. Return two values:
-the end of the payloads, and the end of the frames."
+  "A frame of the stream ID has the payload from START to END. Move the payloads of short DATA
+frames of the same stream that follow it to the end of that payload, so that one call of ON-DATA
+delivers all these payloads, but at most MOST octets. Only frames that end before LIMIT are moved.
+Return two values: the end of the payloads, and the end of the frames."
   (let ((after end))
     (declare (type index after))
     (loop

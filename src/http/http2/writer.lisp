@@ -104,8 +104,8 @@ piece first."
     nil))
 
 (defun send-continue (stream)
-  "Send the interim response 100 (RFC 9113 section 8.1) on STREAM, a server's, whose answer has not
-begun."
+  "Send the interim response 100 (RFC 9113 section 8.1) on STREAM, a stream of a server whose answer
+has not begun."
   (multiple-value-bind (encoder buffer) (begin-headers stream)
     (hpack:encode-literal encoder buffer (load-time-value (ascii-octets ":status") t)
                           (load-time-value (ascii-octets "100") t) :plain))

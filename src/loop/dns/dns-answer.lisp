@@ -6,9 +6,9 @@
 (in-package #:clgrpc.dns)
 
 (deftype outcome ()
-  "The result of a question: records were found; no such name exists; the name has no records of
-that type; or the answer is unknown, because the server refuses, fails, cannot be reached or does
-not answer."
+  "The result of a question. Records were found, no such name exists, or the name has no records of
+that type. With the other outcomes the answer is unknown, because the server refuses, fails, cannot
+be reached or does not answer."
   '(member :found :no-such-name :no-data :refused :server-failed :unreachable :no-answer))
 
 (defconstant +most-aliases+ 16
@@ -43,7 +43,8 @@ reason as text."
       (3 (values :no-such-name (format nil "no such host ~A" text)))
       (5 (values :refused (format nil "the DNS server refuses to look up ~A" text)))
       (t (values :server-failed
-                 (format nil "the DNS server's answer about ~A has code ~D" text code))))))
+                 (format nil "the DNS server answers the query for ~A with code ~D"
+                         text code))))))
 
 (defun type-text (type)
   "The name of TYPE, for people."

@@ -78,8 +78,7 @@ finished with the buffer."
       (typep (byte-channel-state (connection-byte-channel connection)) 'tls)))
 
 (define-hot (note-kept :inline t) ((connection connection)) null
-  "Charge the account of CONNECTION, which has just been flushed, with the memory that it still
-keeps."
+  "Charge the account of CONNECTION with the memory that it still keeps after a flush."
   (when (or (connection-buffer connection) (keeps-input-p connection))
     (charge-kept connection))
   nil)

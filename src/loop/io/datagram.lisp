@@ -94,7 +94,8 @@ LOOP too."
   nil)
 
 (defun route-p (loop address)
-  "True if LOOP's network has a route to ADDRESS, as far as it can tell without sending a packet."
+  "True if LOOP's network has a route to ADDRESS, as far as this can be known without sending a
+packet."
   (let* ((network (event-loop-network loop))
          (socket (funcall (network-open-datagram network) (os:address-family address))))
     (unless (os:failed-p socket)

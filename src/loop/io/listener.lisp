@@ -73,12 +73,12 @@ which is more than the longest backlog.")
   "Listen on the target TEXT (see target.lisp) and return the listener. Port 0 means any free port.
 If TEXT has several addresses, the first is used. OPTIONS has the backlog, the limit of connections
 and the file mode of a unix socket. The file of a unix socket that a dead server has left is
-replaced. Each new connection goes to the loop of LOOPS that has the fewest connections: (ON-ACCEPT
-loop byte-channel peer) is called on that loop with the connection's byte channel, which now belongs
-to ON-ACCEPT, and the peer's address as text. (ON-FULL) is called on the first of LOOPS when the
-process can have no more descriptors; it must return true if it has closed some. Signal MISUSE if
-TEXT is not a target, and SOCKET-ERROR if the system refuses to listen on the address. From any
-thread; connections are accepted while the first of LOOPS runs."
+replaced. Each new connection goes to the loop of LOOPS that has the fewest connections. (ON-ACCEPT
+loop byte-channel peer) is called on that loop. BYTE-CHANNEL is the connection's byte channel, which
+belongs to ON-ACCEPT afterwards; PEER is the peer's address as text. (ON-FULL) is called on the
+first of LOOPS when the process can have no more descriptors; it must return true if it has closed
+some. Signal MISUSE if TEXT is not a target, and SOCKET-ERROR if the system refuses to listen on the
+address. From any thread; connections are accepted while the first of LOOPS runs."
   (let* ((target (parse-target text :smallest-port 0))
          (address (target-listening-address target))
          (socket (open-listening-socket target address options))
@@ -115,7 +115,7 @@ thread; connections are accepted while the first of LOOPS runs."
     (unless (minusp socket) (close-listening-socket listener socket))))
 
 (defun close-listening-socket (listener socket)
-  "Close SOCKET, LISTENER's, and remove the file of the socket if it has one."
+  "Close SOCKET, the socket of LISTENER, and remove the file of the socket if it has one."
   (remove-listening-file (listener-file listener))
   (funcall (network-close (listener-network listener)) socket))
 
@@ -166,7 +166,7 @@ connections of all LOOPS."
     (when failure (close-unowned loop byte-channel failure))))
 
 (defun peer-text (listener)
-  "The address of the peer that LISTENER has just accepted, as text. Clients on unix sockets have no
+  "The address of the peer that LISTENER has accepted last, as text. Clients on unix sockets have no
 address; for them the text is the listener's address."
   (let ((peer (listener-peer listener)))
     (if (= os:+af-unix+ (os:address-family peer))

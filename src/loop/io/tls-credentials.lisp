@@ -105,7 +105,7 @@ no function does."
 (defun pem-p (source)
   (and (stringp source) (search "-----BEGIN" source) t))
 
-(defconstant +most-pem-octets+ 4194304 "The most octets of a file of certificates or keys.")
+(defconstant +most-pem-octets+ 4194304 "The maximum length of a PEM file in octets.")
 
 (defun file-text (source)
   "The text of the file SOURCE, in Latin-1."
@@ -207,7 +207,7 @@ CHECK-SECONDS        the time between two checks of the files, a real, by defaul
                      tenth of a second, only connections that begin afterwards use the new files.
                      See RELOAD-CREDENTIALS
 ALPN                 with nil, no protocol is agreed on by ALPN. Use nil only for TCP-SERVER and
-                     TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
+                     TCP-CONNECT of CLGRPC.ASYNC, because gRPC needs HTTP/2
 
 The environment variable GRPC_SSL_CIPHER_SUITES names the cipher suites of all TLS credentials, in
 place of the defaults. The variable is read with the files.

@@ -192,7 +192,7 @@ nil if AUTHORITY is nil. Signal MISUSE if AUTHORITY is not an address, or FOR-CH
                  (no-target text "a DNS server has a numeric address, not ~S" host))))))
 
 (defun refuse-user (text scheme)
-  "Signal MISUSE if TEXT, an address with SCHEME or nil, names a user. TEXT is not shown, since it
+  "Signal MISUSE if TEXT, an address with SCHEME or nil, names a user. TEXT is not shown, because it
 may have a password."
   (when (and (find #\@ text)
              (or (null scheme)

@@ -263,7 +263,7 @@ CALL-WITH-BATON does, but without a function call, because user code may use it 
 (defmacro with-taken-loop ((loop taking) &body body)
   "Evaluate TAKING, a form that takes the baton of LOOP for this thread. If TAKING returns true,
 evaluate BODY, which must give the baton up, with *EVENT-LOOP* bound to LOOP and interrupts off
-except in WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
+except in WITH-USER-INTERRUPTS. Return the value of BODY, or NIL if TAKING returns false."
   `(sb-sys:without-interrupts
      (when ,taking
        (let ((*event-loop* ,loop))

@@ -58,8 +58,8 @@ From any thread."
 
 (defun call-served (loop function candidate)
   "Call FUNCTION, which waits for an event on LOOP while another thread runs LOOP. CANDIDATE is a
-function that wakes this thread, or nil. CANDIDATE may be given only if FUNCTION returns as soon as
-it is woken and finds that LEFT-TO-DRIVE-P is true."
+function that wakes this thread; it may be nil. CANDIDATE may be given only if FUNCTION returns as
+soon as it is woken and finds that LEFT-TO-DRIVE-P is true."
   (declare (type function function))
   (if (event-loop-driving loop)
       (wait-as-waiter loop function candidate)
@@ -126,7 +126,7 @@ ended does not count, although it remains among the WAITERS until it gets a proc
 
 (define-hot wanted-back-p ((loop event-loop)) boolean
   "True if the only call under way on LOOP, which a reserve thread runs, is the call of the
-candidate, a thread that has just been woken."
+candidate, a thread that was woken a moment ago."
   (let ((driving (event-loop-driving loop)))
     (cond ((not (and driving
                      (driving-woke driving)

@@ -44,9 +44,9 @@ would wait for them.")
 the next turn during this many times that duration. Finished output therefore waits for them at most
 a twentieth of the time. A thread that was interrupted once for 100 µs sends separately for 2 ms.")
 (defconstant +apart-ns+ +ns-per-second+
-  "The longest duration that is recorded for functions that other functions have deferred, and the
-longest time for which these then wait for the next turn. Until the functions have returned, this is
-their recorded duration.")
+  "The maximum duration in nanoseconds that is recorded for functions that other functions have
+deferred. It is also the maximum time for which such functions then wait for the next turn. Until
+the functions have returned, this is their recorded duration.")
 (defconstant +functions-before-look+ 2
   "The number of deferred functions of a turn that run before the first check of the clock.")
 (defconstant +slow-function-ns+ 62500
@@ -168,9 +168,9 @@ of events. After a wait this thread may have lost the baton."
 (define-hot look-for-events ((loop event-loop) (spin-ns (integer 0 100000)))
     (values (integer 0 256) (or null (integer 0 100000)) nanoseconds)
   "Look for events of LOOP for SPIN-NS without sleeping. Return three values: the number of events;
-the nanoseconds until an event or a post arrived, or nil if neither came; and the duration of the
-look. If another thread, perhaps the peer's, has used this thread's processor meanwhile, the second
-value is so large that spinning does not appear useful."
+the number of nanoseconds until an event or a post arrived, or nil if neither arrived; and the
+duration of the look in nanoseconds. If another thread, perhaps the peer's, has used this thread's
+processor meanwhile, the second value is so large that spinning does not appear useful."
   (let* ((begin (monotonic-ns)) (now begin))
     (declare (type nanoseconds begin now))
     (loop
@@ -334,7 +334,7 @@ otherwise the oldest handshakes would wait as long as new connections arrive."
 
 (define-hot answer-may-follow-p ((connection connection)) boolean
   "True if CONNECTION has output that does not answer a message yet, and its owner has nothing to
-add. DATA counts as an answer if it waited for a window that the peer has just sent."
+add. DATA counts as an answer if it waited for a window that the peer has sent in this turn."
   (and (plusp (connection-unsent connection))
        (answers-nothing-p connection)
        (eq :open (connection-state connection))

@@ -328,8 +328,8 @@ leave the block KNOWN."
 
 (defun dispatch-form (arms)
   "A form that evaluates the element of ARMS, in order, that belongs to TAG. The form compares by
-halving and does not use a jump table, since the processor predicts comparisons better: tags come in
-order."
+halving and does not use a jump table. Because tags come in order, the processor predicts the
+comparisons better than a jump."
   (if (<= (length arms) 4)
       `(cond ,@(loop for (tag . forms) in arms collect `((= tag ,tag) ,@forms)))
       (let ((middle (floor (length arms) 2)))

@@ -34,13 +34,13 @@
 
 (defun find-extension (full-name)
   "Return the field descriptor of the loaded extension FULL-NAME (\"my.package.my_extension\"), or
-nil. From any thread."
+nil if there is none. From any thread."
   (let ((extension (gethash full-name **extensions**)))
     (and extension (extension-slot extension) (slot-field (extension-slot extension)))))
 
 (defun find-extension-number (type number)
-  "Return the field descriptor of the loaded extension of the message TYPE (a symbol, full name or
-message type) that has NUMBER, or nil."
+  "Return the field descriptor of the loaded extension that has NUMBER and extends the message TYPE
+(a symbol, full name or message type), or nil if there is none."
   (let* ((table (message-type-extensions (need-message-type type)))
          (slot (and table (gethash number table))))
     (and slot (slot-field slot))))

@@ -105,12 +105,12 @@ octets, set NEXT to +FAR+."
                 (long-varint word next octets spare shift)
                 OUT)))
   (define-field-kernel %field-at nil
-    "Return three values: the tag of one octet at AT of OCTETS, which have eleven octets there; the
+    "OCTETS must have eleven octets at AT. Return three values: the tag of one octet at AT; the
 varint after it, if it is of wire type 0 or 2; and the position after the octets read. If the tag
 has more than one octet, or the varint more than ten, the position is +FAR+, which is beyond every
 valid position.")
   (define-field-kernel %wide-field-at t
-    "As %FIELD-AT for tags of one octet or two; OCTETS have twelve octets at AT."))
+    "Do what %FIELD-AT does, for tags of one or two octets; OCTETS must have twelve octets at AT."))
 
 (define-hot read-field ((octets octets) (at index) (end index))
     (values (unsigned-byte 32) (unsigned-byte 32) (unsigned-byte 32) index)
@@ -237,10 +237,10 @@ position after them."
 write overwrites those after the varint. Return the position after it, or +FAR+ if OCTETS may have
 no room for it.")
     (define-put %put-field-at 1
-      "As %PUT-VARINT-AT, but write the octet TAG before the varint.")
+      "Do what %PUT-VARINT-AT does, but write the octet TAG before the varint.")
     (define-put %put-wide-field-at 2
-      "As %PUT-VARINT-AT, but write the two octets of TAG before the varint, the lower octet
-first.")))
+      "Do what %PUT-VARINT-AT does, but write the two octets of TAG before the varint, the lower
+octet first.")))
 
 (defmacro put-word-field (tag value)
   "Write the constant TAG, unless it is zero, and VALUE, of 64 bits, as a varint. This may also
@@ -288,7 +288,7 @@ kernels of varint-kernel.lisp are faster, although starting a kernel takes time.
 
 (define-leaf (%count-ends-of-word :inline t) ((word (unsigned-byte 64)) (count (integer 1 8)))
     (integer 0 8)
-  "How many of the first COUNT octets of WORD end a varint."
+  "Return the number of the first COUNT octets of WORD that end a varint."
   (let ((ends (ldb (byte 64 0) (ash (logandc2 #x8080808080808080 word)
                                     (the (integer 0 56) (- 64 (* 8 count)))))))
     (declare (type (unsigned-byte 64) ends))
@@ -301,7 +301,7 @@ kernels of varint-kernel.lisp are faster, although starting a kernel takes time.
     `(progn
        (define-kernel ,size ((from :sap) (count :count)) (total)
            (:integers (value bits done))
-           "How many octets the varints of the COUNT elements at FROM take."
+           "Return the number of octets that the varints of the COUNT elements at FROM take."
          (inst xor done done)
          (inst xor total total)
          (inst jmp NEXT)

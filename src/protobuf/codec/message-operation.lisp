@@ -145,10 +145,10 @@ if a required field is missing."
   "Return the message of TYPE (a symbol such as HELLOWORLD:HELLO-REPLY, a full name or a message
 type) whose serialized form is OCTETS, a vector of octets, from START to END. With INTO, a message
 of TYPE, it is merged into INTO as by MERGE-MESSAGE and INTO is returned; invalid octets leave INTO
-unchanged. MAX-MESSAGE-DEPTH levels may be nested; the messages inside may take MAX-DECODED-OCTETS
-of memory beyond eight times END - START; both are rows of OPTION-TABLE. Signal PROTOBUF-ERROR if
-OCTETS are not a message of TYPE, and REQUIRED-FIELD-MISSING unless PARTIAL. From any thread; only
-one thread at a time may use INTO."
+unchanged. At most MAX-MESSAGE-DEPTH levels may be nested. The messages inside may take at most
+MAX-DECODED-OCTETS of memory in addition to eight times END - START. Both limits are rows of
+OPTION-TABLE. Signal PROTOBUF-ERROR if OCTETS are not a message of TYPE, and REQUIRED-FIELD-MISSING
+unless PARTIAL. From any thread; only one thread at a time may use INTO."
   (when (stringp octets)
     (misuse "PARSE-MESSAGE reads octets, not the text ~S; PARSE-JSON-MESSAGE and ~
              PARSE-TEXT-MESSAGE read texts." (bounded-text octets :limit 60)))
@@ -337,7 +337,7 @@ one thread at a time may change MESSAGE."
   "The maximum number of characters that are shown of a message with its sub-messages.")
 
 (defvar *message-stream* nil
-  "The stream to which a message is being written, or nil.")
+  "The stream to which a message is being written, or nil if none is.")
 
 (defmethod print-object ((message message) stream)
   (if (eq stream *message-stream*)

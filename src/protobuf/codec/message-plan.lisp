@@ -71,7 +71,7 @@
   (eq :required (field-descriptor-presence (slot-field slot))))
 
 (defun slot-type-object (slot)
-  "The message or enum type of SLOT, or nil."
+  "The message or enum type of SLOT, or nil if its values are neither messages nor enums."
   (or (slot-type slot)
       (case (slot-kind slot)
         (:message (setf (slot-type slot) (intern-message-type (slot-type-name slot))))

@@ -27,7 +27,7 @@ rely, and without a warning if the function is redefined."
   `(truly-the enum-type (load-time-value (intern-enum-type ,name) t)))
 
 (defun type-form (slot)
-  "A form for the message or enum type of SLOT, or nil."
+  "Return a form for the message or enum type of SLOT, or nil if it has neither."
   (case (slot-kind slot)
     (:message `(the-message-type ,(slot-type-name slot)))
     (:enum `(the-enum-type ,(slot-type-name slot)))))

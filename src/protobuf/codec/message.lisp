@@ -14,7 +14,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (extras (:constructor make-extras (unknown entries epoch)) (:copier nil))
-  "The data of a message with extensions besides the fields of its type."
+  "The data that a message with extensions has in addition to the fields of its type."
   (unknown nil :type (or null octets))  ; the octets of unknown fields
   ;; the extensions: an alist from slot to stored value, by number
   (entries '() :type list)
@@ -194,8 +194,8 @@ other object. From any thread."
   (and (message-type-layout type) t))
 
 (defun likely-type (designator)
-  "The symbol or the full name of a message type that was probably meant by DESIGNATOR, a symbol or
-a string; or nil."
+  "Return the symbol or the full name of the message type that was probably meant by DESIGNATOR, a
+symbol or a string, or nil if no name is similar."
   (flet ((likely (name names) (suggested-name (string-downcase name) names)))
     (if (symbolp designator)
         (let* ((package (symbol-package designator))

@@ -12,7 +12,8 @@ latest range extends it."
   ranges)
 
 (defun gather-ranges (octets ranges)
-  "Join the RANGES of OCTETS, the latest first; a range may also be an octet vector itself."
+  "Return the octets of RANGES, ranges of OCTETS, joined. The latest range comes first in RANGES; a
+range may also be an octet vector."
   (declare (type octets octets))
   (let* ((ranges (reverse ranges))
          (size (loop for range in ranges
@@ -27,7 +28,8 @@ latest range extends it."
                    (copy-octets range 0 (length range) all at))))))
 
 (defun read-pieces (type octets pieces reading)
-  "Read the message of TYPE whose pieces are the ranges PIECES of OCTETS, the latest first."
+  "Read the message of TYPE whose pieces are the ranges PIECES of OCTETS, of which the latest comes
+first."
   (declare (type message-type type) (type octets octets))
   (let ((reader (message-type-reader type)))
     (if (null (rest pieces))

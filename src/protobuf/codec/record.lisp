@@ -27,7 +27,7 @@
   (when (record-index record) (push value (gethash field (record-index record)))))
 
 (defun field-values (record field)
-  "The values of FIELD in RECORD, the last one first."
+  "The values of FIELD in RECORD, the last value first."
   (cond ((record-index record) (values (gethash field (record-index record))))
         ((nthcdr 16 (record-entries record))
          (let ((index (make-hash-table :test 'eq)))
@@ -41,7 +41,7 @@
              values))))
 
 (defun field-named (message name)
-  "The field of MESSAGE called NAME, or nil."
+  "The field of MESSAGE called NAME, or nil if there is none."
   (find name (message-descriptor-fields message) :key #'descriptor-name :test #'string=))
 
 (defun record-values (record name)

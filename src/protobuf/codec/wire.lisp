@@ -340,7 +340,7 @@ For an octet that is not UTF-8, the code is that of its escape."
     (subseq string 0 count)))
 
 (define-hot decode-unchecked-text ((octets octets) (start index) (stop index)) simple-string
-  "As DECODE-TEXT, for octets that may not be UTF-8."
+  "Do what DECODE-TEXT does, for octets that may not be UTF-8."
   (or (%ascii-string octets start stop)
       (handler-case (decode-wide-utf8 octets start stop)
         (invalid-utf8 () (decode-escaped octets start stop)))))
@@ -546,7 +546,7 @@ octets."
              (+ at size))))))
 
 (define-hot write-unchecked-text ((string simple-string) (octets octets) (at index)) index
-  "As WRITE-TEXT, with escapes written as the octets that they represent."
+  "Do what WRITE-TEXT does, but write escapes as the octets that they represent."
   (if (or (typep string 'simple-base-string)
           (not (find-if #'escape-p (truly-the wide-string string))))
       (write-text string octets at)

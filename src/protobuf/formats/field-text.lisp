@@ -237,9 +237,9 @@ the value occupy."
                                    (finder #'find-message-type) (max-octets +text-octets+)
                                    (max-message-depth **max-message-depth**)
                                    (max-decoded-octets **max-decoded-octets**))
-  "Return FIELD of MESSAGE, as FIELD-VALUE accepts it, in JSON: a string, or UTF-8 if AS is
-:OCTETS. An absent field has its default; an absent message whose form in JSON is an object is {};
-any other is null. The keywords and errors are those of MESSAGE-JSON."
+  "Return FIELD of MESSAGE, as FIELD-VALUE accepts it, in JSON: a string, or UTF-8 if AS is :OCTETS.
+For an absent field the JSON is that of its default. For an absent message it is {} if the message's
+form in JSON is an object, else null. The keywords and errors are those of MESSAGE-JSON."
   (let* ((message (current message))
          (slot (need-slot message field))
          (output (make-json-output :buffer (make-buffer :size 256) :proto-names proto-names

@@ -299,17 +299,18 @@ point."
                                (finder #'find-message-type) (max-octets +text-octets+)
                                (max-message-depth **max-message-depth**)
                                (max-decoded-octets **max-decoded-octets**))
-  "Return MESSAGE in JSON: a string, or UTF-8 if AS is :OCTETS. PROTO-NAMES: fields have the
-names of the .proto file instead of lowerCamelCase. ENUM-NUMBERS: enum values are numbers, not
-names. DEFAULTS: fields without presence are written even if zero or empty. INDENT, 0 to 16, puts
-each member on a separate line, indented by so many spaces for each level. FINDER maps the full name
-of the type in an Any to its message type, or to nil. Unknown fields are omitted. Signal
-MESSAGE-PRINT-ERROR if MESSAGE has no form in JSON (it has an invalid Timestamp, Duration or
-FieldMask, an empty Value, an Any of an unknown type or a string that is not UTF-8), if the text is
-longer than MAX-OCTETS, or if messages, including those in Anys, nest deeper than MAX-MESSAGE-DEPTH
-levels. Signal PROTOBUF-ERROR if the octets in an Any are not a message of its type, or if the
-messages in Anys occupy more than MAX-DECODED-OCTETS of memory beyond eight times their size.
-Source: protobuf.dev, ProtoJSON format. From any thread, while no other thread changes MESSAGE."
+  "Return MESSAGE in JSON: a string, or UTF-8 if AS is :OCTETS. PROTO-NAMES: fields have the names
+of the .proto file instead of lowerCamelCase. ENUM-NUMBERS: enum values are numbers, not names.
+DEFAULTS: fields without presence are written even if zero or empty. INDENT, 0 to 16, puts each
+member on a separate line, indented by so many spaces for each level. FINDER maps the full name of
+the type in an Any to its message type, or to nil. Unknown fields are omitted. Signal
+MESSAGE-PRINT-ERROR if MESSAGE has no form in JSON, because it has an invalid Timestamp, Duration or
+FieldMask, an empty Value, an Any of an unknown type or a string that is not UTF-8. Signal it also
+if the text is longer than MAX-OCTETS, or if messages, including those in Anys, nest deeper than
+MAX-MESSAGE-DEPTH levels. Signal PROTOBUF-ERROR if the octets in an Any are not a message of its
+type, or if the messages in Anys occupy more than MAX-DECODED-OCTETS of memory beyond eight times
+their size. Source: protobuf.dev, ProtoJSON format. From any thread, while no other thread changes
+MESSAGE."
   (unless (typep indent '(or null (integer 0 16)))
     (misuse "INDENT is a number of spaces from 0 to 16, not ~S." indent))
   (if (and (not defaults) (<= 2 max-octets) (empty-message-p (current message)))

@@ -193,13 +193,13 @@ literal."
                                (max-decoded-octets **max-decoded-octets**))
   "Return MESSAGE in text format: a string, or UTF-8 if AS is :OCTETS. SINGLE-LINE: write no line
 breaks. UNKNOWN: write unknown fields too, by number; by default they are omitted. The message in an
-Any is written out under three conditions: FINDER, a function from full name to message type or nil,
-knows its type; its octets are a message of that type; and it is within the limits. It is within the
-limits if it nests at most MAX-MESSAGE-DEPTH levels below MESSAGE and, together with other Anys,
-occupies at most MAX-DECODED-OCTETS of memory beyond eight times its size. In all other cases the
-type and the octets of the Any are written. Signal MESSAGE-PRINT-ERROR if MESSAGE itself nests
-deeper, or the text has more than MAX-OCTETS. Source: protobuf.dev, Text Format Language
-Specification. From any thread, while no other thread changes MESSAGE."
+Any is written out if its type is known, its octets are a message of that type, and it is within the
+limits. The type is known if FINDER, a function of its full name, returns the message type and not
+nil. It is within the limits if it nests at most MAX-MESSAGE-DEPTH levels below MESSAGE and,
+together with other Anys, occupies at most MAX-DECODED-OCTETS of memory beyond eight times its size.
+In all other cases the type and the octets of the Any are written. Signal MESSAGE-PRINT-ERROR if
+MESSAGE itself nests deeper, or the text has more than MAX-OCTETS. Source: protobuf.dev, Text Format
+Language Specification. From any thread, while no other thread changes MESSAGE."
   (let ((output (make-text-output :buffer (make-buffer :size 256) :single-line single-line
                                   :unknown unknown :finder finder :max-octets max-octets
                                   :levels (1+ max-message-depth) :allowance max-decoded-octets

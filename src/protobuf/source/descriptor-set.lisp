@@ -444,7 +444,7 @@ files contradict each other. From one thread at a time, like LOAD."
 file PATH, as DEFINE-PROTO does for a source. PATH is relative to the file of this form or, at the
 REPL, to *DEFAULT-PATHNAME-DEFAULTS*. Signal PROTOBUF-ERROR if PATH does not contain a descriptor
 set, PROTO-SYNTAX-ERROR if its files contradict each other. The value is the name of the last file
-that is new, or nil. From one thread at a time, like LOAD."
+that is new, or nil if none is new. From one thread at a time, like LOAD."
   (let* ((truename (truename (merge-pathnames (parse-native path) (source-directory))))
          (octets (source-octets truename))
          (*definer* (own-definer))

@@ -128,7 +128,7 @@
   descriptor-name "The name in the declaration of DESCRIPTOR, as written. The name of a file is its
 import path."
   descriptor-full-name "The full name, with package and outer messages: \"helloworld.HelloReply\"."
-  descriptor-comment "The comment at the declaration, or nil."
+  descriptor-comment "The comment at the declaration, or nil if it has none."
   descriptor-options "The OPTIONs of the declaration, a list in the order of the source."
   descriptor-option-octets "The options of the declaration as a serialized message of their type in
 descriptor.proto, such as google.protobuf.FieldOptions, or nil if it has none. Options with the
@@ -291,7 +291,8 @@ loaded."
   (values (gethash name **files**)))
 
 (defun find-descriptor (full-name)
-  "Return the descriptor of the loaded message, enum, service or extension FULL-NAME, or nil."
+  "Return the descriptor of the loaded message, enum, service or extension FULL-NAME, or nil if
+there is none."
   (values (gethash full-name **descriptors**)))
 
 (defun file-of-symbol (full-name)
@@ -301,7 +302,8 @@ method."
   (values (gethash full-name **symbol-files**)))
 
 (defun find-extension-descriptor (full-name number)
-  "Return the descriptor of the loaded extension of the message FULL-NAME with NUMBER, or nil."
+  "Return the descriptor of the loaded extension of the message FULL-NAME with NUMBER, or nil if
+there is none."
   (let ((table (gethash full-name **extension-descriptors**)))
     (and table (values (gethash number table)))))
 
@@ -343,7 +345,7 @@ method."
 (defglobal **definers** (make-hash-table :test 'eq :weakness :key :synchronized t)
   "A table from file descriptors that compiled files define to their definers. A definer has a text
 that names the source of the compiled file, and a weak pointer to the run of the compiler that has
-compiled it, or nil.")
+compiled it, or nil in place of the pointer.")
 
 (defvar *definer* nil
   "The definer of the descriptors in the form that is being expanded, or nil at the REPL.")

@@ -16,7 +16,7 @@
   "The types that a field can have without a declaration.")
 
 (defun scalar-type (name)
-  "The keyword of the scalar type NAME, or nil."
+  "The keyword of the scalar type NAME, or nil if NAME is not a scalar type."
   (when (member name *scalar-names* :test #'equal)
     (intern (string-upcase name) :keyword)))
 
@@ -345,8 +345,8 @@ list of the values of MAKE."
 ;;; Messages
 
 (defun parse-visibility ()
-  "Consume \"export\" or \"local\" before a type, if the edition has that; return it as a keyword,
-or nil."
+  "If the edition has visibilities, consume \"export\" or \"local\" before a type. Return it as a
+keyword, or nil if neither is there."
   (when (and (token-is-any '("export" "local"))
              (equal "2024" (file-descriptor-edition (parser-file *parser*))))
     (let ((visibility (if (accept "export") :export (progn (consume-token) :local))))

@@ -114,9 +114,10 @@ last name first."
                (funcall leave (first step))))))))
 
 (defun link-file (file find roots &optional (symbol-table (make-symbol-table)))
-  "Resolve and check FILE, parsed from source, in place and return it. FIND maps the path of an
-import to its linked file descriptor, or nil; ROOTS are the directories in which FIND looks;
-SYMBOL-TABLE has the names of the files linked before FILE. Signal PROTO-SYNTAX-ERROR."
+  "Resolve and check FILE, parsed from source, in place and return it. FIND is a function from the
+path of an import to its linked file descriptor, or nil. ROOTS are the directories in which FIND
+looks. SYMBOL-TABLE has the names of the files that were linked before FILE. Signal
+PROTO-SYNTAX-ERROR."
   (let ((*linker* (make-linker :file file :symbol-table symbol-table)))
     (resolve-imports file find roots)
     (start-records file)

@@ -125,7 +125,7 @@
 
 (defun skip-blank (lexer previous)
   "Skip space and comments before a token. PREVIOUS is the previous token, which may get a trailing
-comment. Return the leading comment of the token to come, or nil."
+comment. Return the leading comment of the next token, or nil if it has none."
   (let ((leading nil) (leading-end 0))
     (loop
       (let ((char (peek lexer)))

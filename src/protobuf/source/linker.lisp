@@ -8,7 +8,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defconstant +maximum-number+ 536870911
-  "The greatest number of a field.")
+  "The maximum number of a field.")
 
 ;;; Declaring, with the checks that need no other declaration
 
@@ -54,7 +54,8 @@ start."
     number-ranges))
 
 (defun number-range-in (number-ranges first last)
-  "The element of NUMBER-RANGES that contains a number from FIRST to LAST, or nil."
+  "Return the element of NUMBER-RANGES that contains a number from FIRST to LAST, or nil if there is
+none."
   (let ((low 0) (high (length number-ranges)))
     ;; the ranges with an index below LOW begin at LAST or before it
     (loop while (< low high)

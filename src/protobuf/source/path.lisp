@@ -53,7 +53,8 @@ path\", does not leave its base directory."
           (substitute-if #\? #'control-character-p name)))
 
 (defun name-below (truename roots)
-  "The path of the file TRUENAME relative to the first of ROOTS that contains it, or nil."
+  "Return the path of the file TRUENAME relative to the first of ROOTS that contains it, or nil if
+none does."
   (let ((full (sb-ext:native-namestring truename)))
     (dolist (root roots)
       (let ((prefix (ignore-errors (sb-ext:native-namestring (truename root)))))
