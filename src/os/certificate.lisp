@@ -56,9 +56,9 @@ the text, if TEXT has no PART or a damaged PART."
                 ((not (encrypted-key-p text))
                  (tls-error "The private key in ~A cannot be read: ~A." what failure))
                 (password
-                 (tls-error "The private key in ~A is encrypted, and :password does not open it: ~
-                             ~A." what failure))
-                (t (tls-error "The private key in ~A is encrypted; :password opens it." what)))))
+                 (tls-error "The private key in ~A is encrypted, and :password does not decrypt ~
+                             it: ~A." what failure))
+                (t (tls-error "The private key in ~A is encrypted; give its :password." what)))))
       (unwind-protect (funcall function key)
         (evp-pkey-free key)))))
 

@@ -29,7 +29,7 @@ than 2048 bits."
   (let ((kind (evp-pkey-base-id key)) (bits (evp-pkey-bits key)))
     (cond ((and (= +evp-pkey-rsa+ kind) (<= 2048 bits)) :rsa)
           ((= +evp-pkey-rsa+ kind)
-           (tls-error "The RSA key in ~A has ~D bits; 2048 is the least." what bits))
+           (tls-error "The RSA key in ~A has ~D bits; it needs at least 2048." what bits))
           ((and (= +evp-pkey-ec+ kind) (search *p-256* (der-octets #'i2d-pubkey key))) :ec)
           (t (tls-error "The private key in ~A signs neither RS256 nor ES256: it is neither RSA ~
                          nor on the curve P-256." what)))))

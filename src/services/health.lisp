@@ -74,8 +74,8 @@ your own services. See SET-HEALTH-STATUS."))
 (defun check-service (service)
   "Signal MISUSE unless SERVICE is a health service."
   (unless (typep service 'health-service)
-    (misuse "~S is not a health service: give the instance of HEALTH-SERVICE that START-SERVER got ~
-             beside your own services." service)))
+    (misuse "~S is not a health service: give the instance of HEALTH-SERVICE that you gave to ~
+             START-SERVER." service)))
 
 (defun check-service-name (name)
   "Signal MISUSE unless NAME is a string."

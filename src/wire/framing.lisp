@@ -47,7 +47,7 @@ before, because two threads that receive on one call must not both return the oc
              (eq octets (sb-ext:compare-and-swap (byte-buffer-octets byte-buffer)
                                                  octets **taken**)))
         octets
-        (misuse "A message was taken by another thread: one at a time may receive on a call."))))
+        (misuse "One thread at a time may receive on a call: another has taken this message."))))
 
 (defconstant +partial-growth+ 4
   "The factor by which a full PARTIAL grows.")

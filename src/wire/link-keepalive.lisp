@@ -52,7 +52,7 @@
                       ((loop:connection-unread-p socket) (link-taken-ns link)))))
     (cond ((or (null since) (loop:connection-stopped-p socket)) (+ now timeout))
           ((< now (+ since timeout)) (+ since timeout))
-          (t (close-link link "the rest of a frame did not come in time" :how :lost)))))
+          (t (close-link link "the rest of a frame did not arrive in time" :how :lost)))))
 
 (defun check-output (link now)
   "End LINK if its peer has received none of the waiting output for too long."

@@ -128,7 +128,7 @@ before."
     (cond ((not (eq :open (loop:connection-state (state-socket state)))))
           ((plusp (loop:connection-unsent (state-socket state)))
            (if (<= (+ (state-sent-ns state) timeout) now)
-               (expel-state state "the peer does not take its answers")
+               (expel-state state "the peer does not receive its answers")
                (look-again state (+ (state-sent-ns state) timeout))))
           ((or (member (state-phase state) '(:answer :over)) (state-paused state))
            (look-again state (+ now timeout)))

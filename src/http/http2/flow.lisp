@@ -48,7 +48,7 @@ exceeds the number of delivered octets."
   (unless (stream-flag-p stream +finished+)
     (let ((left (- (stream-unconsumed stream) count)))
       (when (minusp left)
-        (misuse "~D octets were consumed of ~S, which had delivered ~D." count stream
+        (misuse "~D octets of ~S cannot be consumed: it has delivered ~D." count stream
                 (stream-unconsumed stream)))
       (setf (stream-unconsumed stream) left)
       (let ((before (min count (stream-credited stream))))

@@ -99,7 +99,7 @@ position after the name. Signal MALFORMED-MESSAGE if START is not the beginning 
                 ((<= #xC0 length)
                  (let ((target (logior (ash (logand length #x3F) 8) (octet (1+ at)))))
                    (unless (< target lowest)
-                     (bad-message at "a pointer does not lead to an earlier place"))
+                     (bad-message at "a pointer does not point to an earlier place"))
                    (when (< +most-pointers+ (incf pointers))
                      (bad-message at "a name has more than ~D pointers" +most-pointers+))
                    (unless after (setf after (+ at 2)))

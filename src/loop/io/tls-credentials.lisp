@@ -432,7 +432,7 @@ if there is no such context. From any thread."
 TLS-ERROR if they cannot be used. ROLE is :client, :server, or :http-server for a server that also
 speaks HTTP/1.1. The files are read now, for all connections of that ROLE. From any thread."
   (unless (tls-credentials-p credentials)
-    (misuse "~S are not TLS credentials: give a value of TLS-CREDENTIALS, or nil for plaintext."
+    (misuse "~S are not TLS credentials: call TLS-CREDENTIALS, or give nil for plaintext."
             credentials))
   (unless (or (eq role :client) (tls-credentials-certificate credentials))
     (misuse "A server's TLS credentials need a certificate and its key."))

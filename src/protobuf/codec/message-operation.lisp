@@ -75,7 +75,7 @@ thread."
 
 (defmacro check-slice (octets start end)
   `(unless (<= ,start ,end (length ,octets))
-     (misuse "There are no octets ~D to ~D in a vector of ~D." ,start ,end (length ,octets))))
+     (misuse "~D to ~D is not a range of ~D octets." ,start ,end (length ,octets))))
 
 (define-hot parse-whole ((type message-type) (octets octets) (start index) (end index)) message
   "PARSE-OCTETS without options."
@@ -214,7 +214,7 @@ SOURCE."
           (let ((octets source) (at start) (end (or end (length source))))
             (declare (type octets octets) (type index at end))
             (unless (<= at end (length octets))
-              (misuse "There are no octets ~D to ~D in a vector of ~D." at end (length octets)))
+              (misuse "~D to ~D is not a range of ~D octets." at end (length octets)))
             (if (= at end)
                 (values nil end)
                 (with-delimited (start stop)

@@ -110,9 +110,9 @@ are read for the report."
     (is (null (complaint "client.key" nil)))
     (is (null (complaint "client.key" "needless")))
     (is (null (complaint "locked.key" "open")))
-    (is (search "locked.key is encrypted, and :password does not open it"
+    (is (search "locked.key is encrypted, and :password does not decrypt it"
                 (complaint "locked.key" "wrong")))
-    (is (equal "The private key in locked.key is encrypted; :password opens it."
+    (is (equal "The private key in locked.key is encrypted; give its :password."
                (complaint "locked.key" nil)))
     (is (equal "There is no private key in client.pem; give it as :key."
                (complaint "client.pem" nil)))))

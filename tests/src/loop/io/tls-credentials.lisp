@@ -70,7 +70,7 @@
     (is (search "does not match the certificate"
                 (complaint :server :certificate (certificate-file "server.pem")
                                    :key (certificate-file "renewed.key"))))
-    (is (search "is encrypted, and :password does not open it"
+    (is (search "is encrypted, and :password does not decrypt it"
                 (complaint :server :certificate (certificate-file "client.pem")
                                    :key (certificate-file "locked.key") :password "wrong")))
     (is (null (complaint :server :certificate (certificate-file "client.pem")
