@@ -45,7 +45,7 @@ two operations of a thread."
   (declare (ignore descriptor)))
 
 (defun no-datagrams (&rest arguments)
-  "Return -EOPNOTSUPP. This is each of the datagram operations of a network without datagrams."
+  "Return -EOPNOTSUPP. In a network without datagrams all datagram operations are this function."
   (declare (ignore arguments))
   (- os:+eopnotsupp+))
 

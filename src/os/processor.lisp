@@ -65,8 +65,8 @@ such mount. MOUNTS is the text of /proc/self/mountinfo."
         (return (values (fifth fields) (fourth fields)))))))
 
 (defun group-directories (directory shown group)
-  "Return the directories of GROUP, a path, and of all groups above it. DIRECTORY shows the group
-SHOWN. If GROUP is not below SHOWN, as in some containers, return only DIRECTORY."
+  "Return the directories of GROUP, a path, and of all groups above it. DIRECTORY is the directory
+of the group SHOWN. If GROUP is not below SHOWN, as in some containers, return only DIRECTORY."
   (let* ((shown (string-right-trim "/" shown))
          (below (if (and (<= (length shown) (length group))
                          (string= shown group :end2 (length shown)))
@@ -97,7 +97,8 @@ if there is no limit."
 
 (defun processor-quota (&optional (read #'file-text))
   "Return the number of processors, a rational, whose time the control groups of this process allow
-it to use, or nil if they set no limit. READ returns the text of the file at a path, or nil."
+it to use, or nil if they set no limit. READ is a function that returns the text of the file at a
+path, or nil if it cannot be read."
   (let ((cgroups (funcall read "/proc/self/cgroup"))
         (mounts (funcall read "/proc/self/mountinfo"))
         (least nil))

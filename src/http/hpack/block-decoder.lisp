@@ -11,7 +11,7 @@
 (defstruct (decoder (:include table)
                     (:constructor %make-decoder (limit ceiling list-octets list-fields common))
                     (:copier nil))
-  "Decodes the header blocks of one direction of one connection. See MAKE-DECODER."
+  "A decoder of the header blocks of one direction of one connection. See MAKE-DECODER."
   (ceiling 0 :type index)                  ; the highest limit that a size update may set
   (list-octets 0 :type index)           ; the most that the fields of a block may take
   (list-fields 0 :type index)           ; the most fields that a block may have

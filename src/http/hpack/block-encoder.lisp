@@ -23,7 +23,7 @@
 
 (defstruct (encoder (:include table) (:constructor %make-encoder (limit ceiling pending least))
                     (:copier nil))
-  "Encodes the header blocks of one direction of one connection. See MAKE-ENCODER."
+  "An encoder of the header blocks of one direction of one connection. See MAKE-ENCODER."
   (ceiling 0 :type index)                       ; our limit, even if the peer offers more
   (pending nil :type (or null index))           ; the limit that the next block must announce
   (least 0 :type index)                         ; the least limit of the table since the last block

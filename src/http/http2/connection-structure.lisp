@@ -317,7 +317,7 @@ turn to send.")
    (connection-stream-count "The number of streams of a connection that are not closed yet.")
    (connection-error-text
     "The reason for the last stream error or for the end of a connection, as text for logs.")
-   (connection-last-receive-ns "The NOW of the last RECEIVE-OCTETS; for keepalive.")
+   (connection-last-receive-ns "The time NOW of the last call of RECEIVE-OCTETS, for keepalive.")
    (connection-peer-max-streams
     "The peer's SETTINGS_MAX_CONCURRENT_STREAMS: 100 until its SETTINGS arrive, 2^32-1 if they do
 not contain it.")

@@ -148,8 +148,8 @@ ADDRESS is CONNECTOR's name."
                                               :reason (first (connector-failures connector))))
 
 (defun begin-connecting (connector address)
-  "Open a socket, begin to connect it to ADDRESS and watch it. Return true, or note the reason of
-the failure."
+  "Open a socket, begin to connect it to ADDRESS and watch it. Return true; after a failure note the
+reason and return nil."
   (let* ((text (os:address-text address))
          (family (os:address-family address))
          (network (event-loop-network (connector-loop connector)))

@@ -216,8 +216,9 @@ address; for them the text is the listener's address."
 After such an error the next call may succeed.")
 
 (defun accept-some (listener)
-  "Accept connections that wait on LISTENER, up to the limit of a turn. Return true if more may
-wait. If all attempts fail, even with errors of single connections, the listener pauses."
+  "Accept connections that wait on LISTENER, up to the limit of a turn. Return true if more
+connections may wait. If all attempts fail, even with errors of single connections, the listener
+pauses."
   (let ((good nil) (result 0))
     (dotimes (i +accepts-per-turn+ (or good (pause-listener listener result)))
       (when (minusp (listener-socket listener)) (return))

@@ -60,7 +60,7 @@ thread."
     (declare (type index start size))
     (when (and (plusp start) (not into)) (fill octets 0 :end start))
     (when (> (+ start size) (length octets))
-      (misuse "A message of ~D octets does not fit at ~D into ~D octets." size start
+      (misuse "A message of ~D octets does not fit at position ~D into ~D octets." size start
               (length octets)))
     (let ((end (+ start size)))
       (if (and (= end (length octets)) (not deterministic))
@@ -75,7 +75,7 @@ thread."
 
 (defmacro check-slice (octets start end)
   `(unless (<= ,start ,end (length ,octets))
-     (misuse "~D to ~D is not a range of ~D octets." ,start ,end (length ,octets))))
+     (misuse "Octets ~D to ~D are not in a vector of ~D." ,start ,end (length ,octets))))
 
 (define-hot parse-whole ((type message-type) (octets octets) (start index) (end index)) message
   "PARSE-OCTETS without options."
@@ -182,8 +182,8 @@ use DESTINATION."
          (at (if stream-p 0 start)))
     (declare (type octets octets) (type index at))
     (when (> (+ at length size) (length octets))
-      (misuse "A message of ~D octets with its size does not fit at ~D into ~D octets." size at
-              (length octets)))
+      (misuse "A message of ~D octets and its size do not fit at position ~D into ~D octets."
+              size at (length octets)))
     (put-varint size)
     (setf at (nth-value 1 (serialize message :into octets :start at :partial partial
                                      :deterministic deterministic)))
@@ -214,7 +214,7 @@ SOURCE."
           (let ((octets source) (at start) (end (or end (length source))))
             (declare (type octets octets) (type index at end))
             (unless (<= at end (length octets))
-              (misuse "~D to ~D is not a range of ~D octets." at end (length octets)))
+              (misuse "Octets ~D to ~D are not in a vector of ~D." at end (length octets)))
             (if (= at end)
                 (values nil end)
                 (with-delimited (start stop)

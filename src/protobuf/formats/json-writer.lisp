@@ -7,7 +7,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (json-output (:include writing (format :json)) (:conc-name output-) (:copier nil))
-  "The output of JSON, and its form."
+  "An output in JSON, with the options that determine its form."
   (proto-names nil)                     ; whether fields have their names of the .proto file; an
                                         ; argument of MESSAGE-JSON
   (enum-numbers nil)                    ; whether enums are written as numbers

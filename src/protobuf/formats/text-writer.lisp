@@ -8,7 +8,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (text-output (:include writing (format :text)) (:copier nil))
-  "The output of text format, and its form."
+  "An output in text format, with the options that determine its form."
   ;; SINGLE-LINE and the next slot are arguments of MESSAGE-TEXT
   (single-line nil)
   (unknown nil)                         ; whether unknown fields are written

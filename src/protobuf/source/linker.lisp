@@ -24,7 +24,7 @@
 start."
   (destructuring-bind (first . last) (bounds range)
     (when (and minimum (< first minimum))
-      (complain range :number "~A numbers begin at ~D" what minimum))
+      (complain range :number "~A numbers must begin at ~D" what minimum))
     (unless (and (<= first last) (or (null minimum) (< last 2147483647)))
       (complain range :number "the range ends before it begins"))))
 
@@ -112,7 +112,7 @@ have been declared."
   (let ((number (field-descriptor-number field)))
     (cond ((not (plusp number)) (complain field :number "a field number must be positive"))
           ((and (> number +maximum-number+) (null (field-descriptor-extendee field)))
-           (complain field :number "a field number is at most ~D" +maximum-number+))))
+           (complain field :number "a field number must be at most ~D" +maximum-number+))))
   (declare-name field message))
 
 (defun declare-message (message)
