@@ -394,9 +394,9 @@ peer gets at most half of the available descriptors.")
 SETTINGS, or have not finished their TLS handshake. At this limit each new connection closes another
 connection of this kind: the oldest connection of the peer that has the most.")
    (spare-descriptors 256 0 1000000 "descriptors"
-    "The number of the descriptors that the process may have (RLIMIT_NOFILE) that a server leaves to
-other users, such as clients, files and logs, but at most a quarter of all descriptors. Descriptors
-that are open when the server starts are not counted.")
+    "The number of descriptors of the process's limit (RLIMIT_NOFILE) that a server leaves to other
+users, such as clients, files and logs. It is at most a quarter of that limit. Descriptors that are
+open when the server starts are not counted.")
    (raise-descriptor-limit t
     "Whether a server that needs more descriptors than the soft limit allows raises the soft
 limit, up to the hard limit. Programs that the process starts inherit it.")
@@ -513,8 +513,8 @@ attempt to the next begins in parallel (gRFC A61).")
    (backoff-factor 1.6 1 10 "times"
     "The factor by which the wait between attempts to connect grows with each failed attempt.")
    (backoff-jitter 0.2 0 1 "of the wait"
-    "The fraction by which the wait between attempts to connect varies at random, so that clients do
-not all connect again at once.")
+    "The maximum fraction by which the wait between attempts to connect varies at random, so that
+clients do not all connect again at once.")
    (backoff-maximum-seconds 120 0.001 3600 "seconds"
     "The maximum wait between attempts to connect.")
    (dns-timeout-seconds 5 0.05 600 "seconds"
