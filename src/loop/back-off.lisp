@@ -15,7 +15,7 @@
   (timer nil :type (or null timer)))    ; the timer of the wait under way
 
 (document-functions
-  make-back-off "Return a back-off whose next wait is the first, shortest one."
+  make-back-off "Return a back-off whose next wait is the first and shortest wait."
   back-off-seconds "The length of the last wait of BACK-OFF in seconds, without jitter, or 0 before
 the first wait."
   back-off-timer "The timer of BACK-OFF while it waits for the next attempt, or nil if it does not

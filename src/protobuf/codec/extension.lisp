@@ -154,8 +154,8 @@ position after it."
   "The maximum length in octets of a packed field whose elements are read one by one.")
 
 (defun read-packed-elements (slot octets start stop)
-  "Two values: the vector of the packed elements of SLOT from START to STOP, and a list of the
-octets of elements that its enum does not know."
+  "Return two values: the vector of the packed elements of SLOT from START to STOP, and a list of
+the octets of elements that its enum does not know."
   (let ((type (slot-type-object slot)))
     (multiple-value-bind (vector count unknown)
         (if (slot-closed-p slot)

@@ -105,9 +105,9 @@ SLOT of MESSAGE. Return what FILL-FIELD returns."
     (or unknown t)))
 
 (defun read-generic-entry (slot octets at end reading)
-  "Three values: the key and the value of the entry of SLOT from AT to END, as the map holds them,
-and true. Otherwise nil if the value's enum does not know the value, or :again if reading must be
-given up and repeated."
+  "Return three values: the key and the value of the entry of SLOT from AT to END, as the map holds
+them, and true. Otherwise nil if the value's enum does not know the value, or :again if reading must
+be given up and repeated."
   (declare (type octets octets) (type index at end))
   (let* ((key-slot (slot-entry-key slot)) (value-slot (slot-entry-value slot))
          (key (slot-default key-slot)) (values '()) (known t))

@@ -51,7 +51,7 @@
          (and field (reverse (field-values record field))))))
 
 (defun record-value (record name &optional default)
-  "Two values: the last value of the field NAME of RECORD, and true; or DEFAULT and nil."
+  "Return two values: the last value of the field NAME of RECORD, and true; or DEFAULT and nil."
   (let ((values (record-values record name)))
     (if values (values (first (last values)) t) (values default nil))))
 

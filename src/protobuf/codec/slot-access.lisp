@@ -13,8 +13,8 @@
     "The ways in which SBCL stores a place of a structure: name, accessor, type."))
 
 (defun place-storage (structure place)
-  "Two values: the index, in instances of STRUCTURE, of the place whose accessor is PLACE, and the
-storage of that place."
+  "Return two values: the index, in instances of STRUCTURE, of the place whose accessor is PLACE,
+and the storage of that place."
   (let ((row (find place (sb-kernel:dd-slots (sb-kernel:find-defstruct-description structure))
                    :key #'sb-kernel:dsd-name)))
     (values (sb-kernel:dsd-index row) (sb-kernel:dsd-raw-type row))))
