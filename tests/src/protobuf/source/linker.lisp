@@ -73,7 +73,7 @@ option features.repeated_field_encoding = EXPANDED; message M { int32 a = 1;
                  ("message M { repeated map<int32, int32> a = 5; }" 3 25 "has no label")
                  ("message M { oneof o { repeated int32 a = 5; } }" 3 23 "no label")
                  ("message M { oneof o { } }" 3 23 "expected the type of a field")
-                 ("enum E { A = 1; }" 3 14 "is 0")
+                 ("enum E { A = 1; }" 3 14 "must be 0")
                  ("enum E { }" 3 6 "at least one value")
                  ("enum E { A = 0; B = 0; }" 3 21 "allow_alias")
                  ("enum E { A = 0; } enum F { A = 0; }" 3 28 "already declared")
