@@ -13,8 +13,8 @@
     query))
 
 (defun end-query (query what failure event-cb function)
-  "Call FUNCTION, since QUERY has been answered. With FAILURE, a text, call EVENT-CB instead, with
-the error that WHAT could not be looked up. On the loop."
+  "End QUERY, which has been answered, and call FUNCTION. If FAILURE, a text, is given, call
+EVENT-CB instead, with the error that WHAT could not be looked up. On the loop."
   (end-use query)
   (decf (program-lookups (loop-program (handle-loop query))))
   (if failure
@@ -28,9 +28,9 @@ the error that WHAT could not be looked up. On the loop."
   "Look up HOST, a name or a numeric address, without blocking the loop. Then call (FUNCTION address
 family) on LOOP with the first address of HOST, as text, that is of FAMILY: +AF-INET+ (the default),
 +AF-INET6+, or +AF-UNSPEC+ for either. If the name has no such address, EVENT-CB gets a DNS-ERROR.
-At most four look-ups run at once; others wait. Return true if HOST is numeric or localhost, so that
-no resolver is asked. FUNCTION is never called before this returns. Signal MISUSE if FAMILY is
-another. From any thread."
+At most four look-ups run at once; others wait. Return true if HOST is numeric or localhost, because
+no resolver is asked about these. FUNCTION is never called before this function returns. Signal
+MISUSE if FAMILY is none of the three. From any thread."
   (unless (member family (list +af-inet+ +af-inet6+ +af-unspec+))
     (misuse "~S is not an address family; use +AF-INET+, +AF-INET6+ or +AF-UNSPEC+." family))
   (let* ((loop (the-loop loop))
@@ -55,9 +55,9 @@ another. From any thread."
 
 (defun reverse-dns-lookup (address function &key event-cb (loop *event-loop*))
   "Look up the name of the host that has ADDRESS, a numeric address, without blocking the loop. Then
-call (FUNCTION host service) on LOOP; HOST is that name. SERVICE is a text without use, since an
-address has no port. If the address has no name, EVENT-CB gets a DNS-ERROR. Signal MISUSE if ADDRESS
-is not numeric. From any thread."
+call (FUNCTION host service) on LOOP; HOST is that name. SERVICE is a text without meaning, because
+an address has no port. If the address has no name, EVENT-CB gets a DNS-ERROR. Signal MISUSE if
+ADDRESS is not numeric. From any thread."
   (let* ((loop (the-loop loop))
          (octets (or (os:make-address address 0)
                      (misuse "~S is not a numeric address." address)))

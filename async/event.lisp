@@ -4,7 +4,7 @@
 (in-package #:clgrpc.async)
 
 (defstruct (event (:include handle) (:constructor %make-event) (:conc-name %event-) (:copier nil))
-  "A function that is called at some time, or each PERIOD-NS."
+  "A function that is called once, at a certain time, or every PERIOD-NS nanoseconds."
   (function nil :type callback)         ; a function without arguments
   (event-cb nil :type callback)         ; gets errors in FUNCTION
   (timer nil :type (or null timer))     ; nil until the event is added
@@ -36,7 +36,8 @@
     (funcall (%event-function event))))
 
 (defun schedule-again (event)
-  "Schedule EVENT, which is due, one period later. Times that are past already are skipped."
+  "Schedule EVENT, which is due, again: one period later. Times that have passed already are
+skipped."
   (let* ((loop (handle-loop event))
          (timer (%event-timer event))
          (period (%event-period-ns event))
@@ -48,9 +49,9 @@
   (end-use event))
 
 (defun delay (function &key time event-cb (loop *event-loop*))
-  "Call FUNCTION, without arguments, on LOOP in TIME seconds, a real; with nil as soon as possible,
-but not before this returns. EVENT-CB gets errors in FUNCTION, if the loop sends errors to event
-callbacks. Return the event, for CANCEL. From any thread."
+  "Call FUNCTION, without arguments, on LOOP in TIME seconds, a real; if TIME is nil, as soon as
+possible, but not before this function returns. EVENT-CB gets errors in FUNCTION, if the loop sends
+errors to event callbacks. Return the event, for CANCEL. From any thread."
   (let ((event (make-event function :event-cb event-cb :loop loop)))
     (add-event event :timeout time)
     event))
@@ -60,9 +61,9 @@ callbacks. Return the event, for CANCEL. From any thread."
   `(delay (lambda () ,@body) :time ,seconds))
 
 (defun interval (function &key time event-cb (loop *event-loop*))
-  "Call FUNCTION, without arguments, on LOOP every TIME seconds, a positive real, the first time
-TIME seconds from now. Return a function that ends the interval when it is called, or given to
-CANCEL or REMOVE-INTERVAL; and the event. From any thread."
+  "Call FUNCTION, without arguments, on LOOP every TIME seconds, a positive real, for the first time
+TIME seconds from now. Return two values: a function that ends the interval when it is called, or
+given to CANCEL or REMOVE-INTERVAL; and the event. From any thread."
   (let ((period (timeout-ns time)))
     (unless (plusp period) (misuse "~S is not a time in seconds for an interval." time))
     (let ((event (%make-event :loop (the-loop loop) :function function :event-cb event-cb
@@ -84,9 +85,9 @@ any thread."
   (%make-event :loop (the-loop loop) :function function :event-cb event-cb))
 
 (defun add-event (event &key timeout activate)
-  "Schedule EVENT for TIMEOUT seconds from now, a real; nil: as soon as possible. An EVENT that is
-scheduled already is scheduled for the new time instead. ACTIVATE is accepted, as in cl-async, and
-has no effect. From any thread."
+  "Schedule EVENT for TIMEOUT seconds from now, a real, or, if TIMEOUT is nil, as soon as possible.
+An EVENT that is scheduled already is scheduled for the new time instead. ACTIVATE is accepted, as
+in cl-async, and has no effect. From any thread."
   (declare (ignore activate))
   (when (%event-freed event) (misuse "~A has been freed." event))
   (let ((loop (handle-loop event)) (ns (timeout-ns timeout)))
@@ -100,7 +101,7 @@ has no effect. From any thread."
     t))
 
 (defun free-event (event)
-  "End EVENT, which never happens again. From any thread."
+  "End EVENT: its function is not called any more. From any thread."
   (setf (%event-freed event) t)
   (cancel event)
   t)

@@ -24,7 +24,7 @@
     (format stream "on ~A" (event-loop-name (handle-loop handle)))))
 
 (defun the-loop (loop)
-  "Return LOOP, a caller's argument :LOOP; signal MISUSE if it is nil."
+  "Return LOOP, the :LOOP argument of a caller; signal MISUSE if it is nil."
   (cond ((null loop)
          (misuse "No event loop runs in this thread: call this within WITH-EVENT-LOOP, or give ~
                   the loop as :LOOP."))
@@ -32,8 +32,8 @@
         (t loop)))
 
 (defmacro on-loop ((loop) &body body)
-  "Evaluate BODY on LOOP: now if this thread runs LOOP, else in a later turn of LOOP. Signal MISUSE
-if LOOP has stopped."
+  "Evaluate BODY on LOOP: at once if this thread runs LOOP, else in a later turn of LOOP. Signal
+MISUSE if LOOP has stopped."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (loop:with-baton (,loop) (,function)
@@ -63,7 +63,8 @@ if LOOP has stopped."
     nil))
 
 (defun stop-unless-used (loop)
-  "End LOOP if it has no uses and no connection waits until its peer has received the last output."
+  "End LOOP, if it should end once it is unused, when no object uses it and no connection waits
+until its peer has received the last output."
   (let ((program (loop-program loop)))
     (when (and (program-until-unused program)
                (zerop (program-uses program))
@@ -99,8 +100,8 @@ if LOOP has stopped."
   (if (functionp callback) callback (fdefinition callback)))
 
 (defun report-failure (loop event-cb condition)
-  "Call EVENT-CB, an event callback, with CONDITION, which has ended a callback of LOOP; without
-EVENT-CB log CONDITION."
+  "Call EVENT-CB, an event callback, with CONDITION, which has ended a callback of LOOP. If EVENT-CB
+is nil, log CONDITION."
   (let* ((program (loop-program loop))
          (catcher (program-catch-errors program))
          (teller (cond ((and event-cb (program-errors-to-event-cb program)) event-cb)
@@ -113,13 +114,13 @@ EVENT-CB log CONDITION."
     nil))
 
 (defgeneric call-with-restarts (handle function)
-  (:documentation "Call FUNCTION, without arguments, while the restarts that only handles of
-HANDLE's kind have are established. Return the outcome of the callback.")
+  (:documentation "Call FUNCTION, without arguments, and meanwhile offer the restarts that only
+handles of HANDLE's kind have. Return the outcome of the callback.")
   (:method ((handle handle) function) (funcall function)))
 
 (defun offer-restarts (loop event-cb handle condition)
-  "Let handlers outside of LOOP see CONDITION, which a callback for HANDLE has signalled, and then
-the debugger. Return the outcome of the callback."
+  "Pass CONDITION, which a callback for HANDLE has signalled, to the handlers outside of LOOP and
+then to the debugger, with restarts. Return the outcome of the callback."
   (restart-case (call-with-restarts handle (lambda ()
                                              (let ((loop:*unguarded* condition))
                                                (error condition))))
@@ -153,19 +154,19 @@ the debugger. Return the outcome of the callback."
     nil))
 
 (defmacro with-callback ((handle event-cb) &body body)
-  "Evaluate BODY, which calls a callback for HANDLE, and handle errors in it; they go to EVENT-CB,
-if there is one."
+  "Evaluate BODY, which calls a callback for HANDLE, and handle errors in it: call EVENT-CB with
+them, unless it is nil."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))
        (call-callback ,handle ,event-cb #',function))))
 
 (defun abort-callback ()
-  "In a handler of an error in a callback: leave the callback and continue the loop. On the loop, in
-that handler."
+  "Leave the callback and continue the loop. Call this on the loop, in a handler of an error in a
+callback."
   (invoke-restart 'abort-callback))
 
 (defun continue-event-loop ()
-  "In a handler of an error in a callback: leave the callback, report the error to its event
-callback, or in the log, and continue the loop. On the loop, in that handler."
+  "Leave the callback, report the error to its event callback, or in the log, and continue the loop.
+Call this on the loop, in a handler of an error in a callback."
   (invoke-restart 'continue-event-loop))

@@ -8,13 +8,13 @@
   "Make an event loop, call FUNCTION, without arguments, on it, and run it in this thread until it
 has nothing left to wait for (timers, sockets, servers, signal handlers and the like), until
 EXIT-EVENT-LOOP is called, or until a non-local exit. Then all objects of the loop are closed. NAME
-appears in logs and in STATS; POLLER is a value of MAKE-EPOLL-POLLER, the default, or of
-MAKE-POLL-POLLER. If CATCH-APP-ERRORS is nil, handlers around this call see an error in a callback,
-and then the debugger, with the restarts ABORT-CALLBACK, CONTINUE-EVENT-LOOP, CLOSE-SOCKET and
-EXIT-EVENT-LOOP. If CATCH-APP-ERRORS is true, an error in a callback ends that callback. The error
-is passed to the event callback of its object, if the object has one and SEND-ERRORS-TO-EVENTCB is
-true; else to CATCH-APP-ERRORS if that is a function; else it is logged. Signal MISUSE if this
-thread runs a loop already."
+appears in logs and in STATS. POLLER is an object that MAKE-EPOLL-POLLER, the default, or
+MAKE-POLL-POLLER has returned. If CATCH-APP-ERRORS is nil, handlers around this call see an error in
+a callback, and then the debugger, with the restarts ABORT-CALLBACK, CONTINUE-EVENT-LOOP,
+CLOSE-SOCKET and EXIT-EVENT-LOOP. If CATCH-APP-ERRORS is true, an error in a callback ends that
+callback. The error is passed to the event callback of its object, if the object has one and
+SEND-ERRORS-TO-EVENTCB is true; else to CATCH-APP-ERRORS if that is a function; else it is logged.
+Signal MISUSE if this thread runs a loop already."
   (when (and *event-loop* (in-event-loop-p *event-loop*))
     (misuse "This thread runs ~A already." *event-loop*))
   (let* ((loop (apply #'make-event-loop :name name (and poller (list :poller poller))))
@@ -36,8 +36,9 @@ of START-EVENT-LOOP."
   `(start-event-loop (lambda () ,@body) ,@arguments))
 
 (defun add-event-loop-exit-callback (function &key (loop *event-loop*))
-  "When LOOP ends, call FUNCTION, without arguments, on it, before its sockets and other objects are
-closed. Of several such functions the last one added is called first. From any thread."
+  "When LOOP ends, call FUNCTION, without arguments, on LOOP, before LOOP's sockets and other
+objects are closed. Several such functions are called in the reverse order of their addition. From
+any thread."
   (let ((loop (the-loop loop)))
     (on-loop (loop)
       (loop:call-at-stop loop #'end-program)
@@ -64,11 +65,11 @@ closed. Of several such functions the last one added is called first. From any t
 (defun signal-handler (number function &key event-cb (loop *event-loop*))
   "Call FUNCTION with NUMBER, the number of a signal such as +SIGINT+, on LOOP whenever the process
 gets that signal, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for a
-signal: a new handler replaces the previous one. Other loops that request the signal get it too. The
-signal's default action, and a handler that other code has set for it, are suspended. EVENT-CB gets
-errors in FUNCTION. Return the handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or is a
-signal that cannot be handled. +SIGUSR2+, SIGURG and SIGALRM cannot be handled: SBCL needs them to
-stop threads, to interrupt them and to run its timers. From any thread."
+signal: a new handler replaces the previous one. Other loops that request the signal get it too. Meanwhile
+the signal's default action, and a handler that other code has set for it, are suspended. EVENT-CB
+gets errors in FUNCTION. Return the handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or
+is a signal that cannot be handled. +SIGUSR2+, SIGURG and SIGALRM cannot be handled: SBCL needs them
+to stop threads, to interrupt them and to run its timers. From any thread."
   (unless (os:may-handle-signal-p number)
     (misuse "Give a signal that can be handled, such as +SIGINT+, not ~S. SBCL needs SIGUSR2, ~
              SIGURG and SIGALRM to stop and to interrupt threads and to run its timers."
@@ -94,7 +95,7 @@ stop threads, to interrupt them and to run its timers. From any thread."
   (end-use watch))
 
 (defun take-signal-watch (loop number)
-  "Take the handler of the signal NUMBER off LOOP's list; return it, or nil."
+  "Remove the handler of the signal NUMBER from LOOP's list; return it, or nil if LOOP has none."
   (let* ((program (loop-program loop))
          (watch (find number (program-signal-handlers program) :key #'signal-watch-number)))
     (setf (program-signal-handlers program) (delete watch (program-signal-handlers program)))
@@ -110,8 +111,8 @@ stop threads, to interrupt them and to run its timers. From any thread."
           do (end-signal-handler (pop (program-signal-handlers program))))))
 
 (defun free-signal-handler (number &key (loop *event-loop*))
-  "Free LOOP's handler of the signal NUMBER, which has its default action again unless another loop
-handles it. From any thread."
+  "Free LOOP's handler of the signal NUMBER. The signal's default action is restored unless another
+loop handles the signal. From any thread."
   (let ((loop (the-loop loop)))
     (on-loop (loop) (free-signal-now loop number))
     nil))

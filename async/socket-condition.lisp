@@ -22,7 +22,7 @@
                   tcp-reset socket-reset tcp-timeout socket-timeout tcp-refused socket-refused))
 
 (defun event-errcode (condition)
-  "Return the system's errno, a positive integer, or -1 without an errno. From any thread."
+  "Return the errno of the error, a positive integer, or -1 if the error has none. From any thread."
   (loop:socket-error-code condition))
 
 (defun event-errmsg (condition)
@@ -34,5 +34,5 @@
   (loop:socket-error-owner condition))
 
 (defun tcp-socket (condition)
-  "The same as SOCKET, by the name that cl-async has for it. From any thread."
+  "This is SOCKET under the name that it has in cl-async. From any thread."
   (socket condition))

@@ -16,15 +16,15 @@
    (unread :initform nil :accessor stream-unread)    ; nil or a buffer that is not empty
    (searched :initform 0 :accessor stream-searched)  ; octets of UNREAD without a newline
    (stopped :initform nil :accessor stream-stopped)) ; the socket is not read for now
-  (:documentation "A socket as a stream, by :STREAM of TCP-SERVER, TCP-CONNECT, PIPE-SERVER and
-PIPE-CONNECT. READ-BYTE, READ-SEQUENCE (octets) and READ-LINE (UTF-8) read it, on its loop and
-without waiting: when all octets that have arrived are read, they report the end of file, for now.
-READ-LINE returns whole lines. If a line is longer than :HIGH-WATER of the socket, or the peer has
-closed the connection within a line, READ-LINE returns the part that has arrived, and true as the
-second value. A line that is not UTF-8 is skipped, and INVALID-UTF8 is signalled. LISTEN returns
-true if there are octets to read. WRITE-BYTE, WRITE-SEQUENCE, WRITE-STRING, FORMAT and the like
-(UTF-8) write it as WRITE-SOCKET-DATA does, from any thread. CLOSE calls CLOSE-SOCKET; :ABORT is its
-:FORCE."))
+  (:documentation "A stream that reads and writes a socket. TCP-SERVER, TCP-CONNECT, PIPE-SERVER and
+PIPE-CONNECT make it if their argument :STREAM is true. READ-BYTE, READ-SEQUENCE (octets) and
+READ-LINE (UTF-8) read it, on its loop and without waiting: when all octets that have arrived are
+read, they report the end of file, until more octets arrive. READ-LINE returns whole lines. If a
+line is longer than :HIGH-WATER of the socket, or the peer has closed the connection within a line,
+READ-LINE returns the part that has arrived, and true as the second value. A line that is not UTF-8
+is skipped, and INVALID-UTF8 is signalled. LISTEN returns true if there are octets to read.
+WRITE-BYTE, WRITE-SEQUENCE, WRITE-STRING, FORMAT and the like (UTF-8) write it as WRITE-SOCKET-DATA
+does, from any thread. CLOSE calls CLOSE-SOCKET; :ABORT is its :FORCE."))
 
 (document-functions
   stream-socket "The socket of the ASYNC-IO-STREAM given.")
@@ -73,7 +73,7 @@ READ-CB."
     nil))
 
 (defun take-unread (stream count)
-  "Remove and return COUNT of STREAM's unread octets."
+  "Remove the first COUNT of STREAM's unread octets; read the socket again once few are left."
   (let ((unread (stream-unread stream)))
     (when (and unread (= (buffer-end unread) (incf (buffer-start unread) count)))
       (setf (stream-unread stream) nil))

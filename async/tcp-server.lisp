@@ -16,12 +16,12 @@
   (loop:listener-address (%server-listener server)))
 
 (defun server-port (server)
-  "The port that SERVER, a TCP one, listens on. From any thread."
+  "The port that SERVER, a TCP server, listens on. From any thread."
   (let ((address (server-address server)))
     (parse-integer address :start (1+ (position #\: address :from-end t)))))
 
 (defun host-target (host port)
-  "The target, as text, that HOST, a name or numeric address, and PORT make."
+  "The target, a text, made of HOST, a name or numeric address, and PORT."
   (unless (and (stringp host) (typep port '(or string integer)))
     (misuse "Give a host and a port, such as \"127.0.0.1\" and 8080, not ~S and ~S." host
             port))
@@ -37,13 +37,14 @@ the keyword arguments."
 (defparameter *socket-arguments*
   '(:event-cb :connect-cb :write-cb :drain-cb :in-place :stream :tls :high-water :low-water
     :max-unsent-octets :read-timeout :write-timeout)
-  "The keyword arguments of servers and clients about their sockets.")
+  "The keyword arguments of servers and clients that are settings of their sockets.")
 
 (defun make-settings-from (read-cb incoming arguments)
-  "The settings of sockets in ARGUMENTS, a plist of the callers of servers and clients."
+  "The settings of sockets that ARGUMENTS contains, the plist that a caller gave a server or
+client."
   (loop for (key) on arguments by #'cddr
         unless (member key *socket-arguments*)
-          do (misuse "There is no argument ~S; the arguments for sockets are~{ ~S~}." key
+          do (misuse "The argument ~S is unknown; the arguments for sockets are~{ ~S~}." key
                      *socket-arguments*))
   (destructuring-bind (&key event-cb connect-cb write-cb drain-cb in-place stream tls
                          (high-water +high-water-octets+) (low-water (ash high-water -2))
@@ -109,28 +110,27 @@ IPv4 addresses of the machine; return the server. Each connection becomes a sock
 given to (READ-CB socket octets). The keyword arguments, all optional: :EVENT-CB (condition) is
 called when a socket has closed, with SOCKET-EOF, SOCKET-RESET, SOCKET-TIMEOUT or another
 SOCKET-ERROR. :CONNECT-CB (socket) is called with each new socket, :WRITE-CB (socket) each time all
-output has been given to the system. :HIGH-WATER: if a socket has more unsent octets than this,
-WRITE-SOCKET-DATA returns false (65536); :LOW-WATER: when only so many are left, :DRAIN-CB (socket)
-is called (a quarter of :HIGH-WATER); :MAX-UNSENT-OCTETS: a socket with more unsent octets is not
-read (1 MB). :READ-TIMEOUT and :WRITE-TIMEOUT as for SET-SOCKET-TIMEOUTS.
-:IN-PLACE true: (READ-CB socket octets start end) reads the received octets in the loop's own
-vector, without a copy; they are valid until READ-CB returns.
-:STREAM true: (READ-CB socket stream) is called when octets have come, with the socket's
-ASYNC-IO-STREAM, to read them from.
-:TLS, credentials, as TLS-CREDENTIALS returns with :ALPN nil: the connections speak TLS.
-:BACKLOG, how many connections may wait to be accepted; :MAX-CONNECTIONS, how many may be open at
-once: further ones are closed; :REUSE-PORT true: other processes may share the port, if they set
-this too. :LOOP, an event loop, by default that of this thread; or :LOOPS, a list of event loops:
-each connection goes to the loop with the fewest connections, which runs its callbacks. The server
-keeps the first of these loops from ending. Signal SOCKET-ERROR, for instance SOCKET-ADDRESS-IN-USE,
-if the server cannot listen on the address, MISUSE if ADDRESS and PORT are not an address or the
-loop has stopped. EVENT-CB may also be the fourth argument. From any thread."
+output has been given to the system. While a socket has more unsent octets than :HIGH-WATER (65536),
+WRITE-SOCKET-DATA returns false. When only :LOW-WATER octets are left (a quarter of :HIGH-WATER),
+:DRAIN-CB (socket) is called. A socket with more than :MAX-UNSENT-OCTETS unsent octets (1 MB) is not
+read. :READ-TIMEOUT and :WRITE-TIMEOUT are those of SET-SOCKET-TIMEOUTS. If :IN-PLACE is true,
+(READ-CB socket octets start end) reads the received octets in the loop's own vector, without a
+copy; they are valid until READ-CB returns. If :STREAM is true, (READ-CB socket stream) is called
+when octets have come, and reads them from STREAM, the socket's ASYNC-IO-STREAM. :TLS, credentials,
+as TLS-CREDENTIALS returns with :ALPN nil: the connections speak TLS. :BACKLOG is the maximum number
+of connections that wait to be accepted. :MAX-CONNECTIONS is the maximum number of open connections;
+further connections are closed. If :REUSE-PORT is true, other processes that set it may listen on
+the same port. :LOOP is an event loop, by default that of this thread. :LOOPS is a list of event
+loops instead: each connection goes to the loop with the fewest connections, which runs its
+callbacks. The server keeps the first of these loops from ending. Signal SOCKET-ERROR, for instance
+SOCKET-ADDRESS-IN-USE, if the server cannot listen on the address, MISUSE if ADDRESS and PORT are
+not an address or the loop has stopped. EVENT-CB may also be the fourth argument. From any thread."
   (apply #'serve (host-target (or address "0.0.0.0") port) read-cb (event-cb-first arguments)))
 
 (defun pipe-server (name read-cb &rest arguments)
   "Listen on the unix socket whose file is NAME, a pathname or its text, and return the server;
-otherwise as TCP-SERVER. The file that a dead server has left is replaced; only its owner may
-connect."
+otherwise this does what TCP-SERVER does. A file that a dead server has left is replaced. Only the
+owner of the file may connect."
   (apply #'serve (pipe-target name) read-cb (event-cb-first arguments)))
 
 (defun pipe-target (name)
@@ -204,18 +204,18 @@ written to, and written octets wait for the connection. (READ-CB socket octets) 
 octets. The keyword arguments, all optional:
 :DATA, octets or a string to send first. :CONNECT-CB (socket) is called when there is a connection.
 :EVENT-CB (condition) is called when the socket has closed or could not be connected; in the latter
-case with SOCKET-REFUSED, CONNECT-TIMEOUT, DNS-ERROR or another CONNECT-ERROR. :CONNECT-TIMEOUT, in
-seconds (20), or nil for no time-out.
-:TLS, credentials, as TLS-CREDENTIALS returns with :ALPN nil, or T for credentials that trust the
-system's certificates: the connection speaks TLS with HOST; written octets wait for the handshake.
-:LOOP, by default that of this thread. With :STREAM true (READ-CB socket stream) is called when
-octets have come, and this function returns that stream, an ASYNC-IO-STREAM, instead of the socket.
-:WRITE-CB, :DRAIN-CB, :HIGH-WATER, :LOW-WATER, :MAX-UNSENT-OCTETS, :READ-TIMEOUT, :WRITE-TIMEOUT and
-:IN-PLACE as for TCP-SERVER.
-Signal MISUSE if HOST and PORT are not an address, or the loop has stopped. EVENT-CB may also
-be the fourth argument. From any thread."
+case with SOCKET-REFUSED, CONNECT-TIMEOUT, DNS-ERROR or another CONNECT-ERROR. :CONNECT-TIMEOUT is
+in seconds (20), or nil for no time-out. :TLS, credentials, as TLS-CREDENTIALS returns with :ALPN
+nil, or T for credentials that trust the system's certificates. The connection then speaks TLS with
+HOST, and written octets wait for the handshake. :LOOP, an event loop, by default that of this
+thread. If :STREAM is true, (READ-CB socket stream) is called when octets have come, and this
+function returns that stream, an ASYNC-IO-STREAM, instead of the socket. :WRITE-CB, :DRAIN-CB,
+:HIGH-WATER, :LOW-WATER, :MAX-UNSENT-OCTETS, :READ-TIMEOUT, :WRITE-TIMEOUT and :IN-PLACE as for
+TCP-SERVER. Signal MISUSE if HOST and PORT are not an address, or the loop has stopped. EVENT-CB may
+also be the fourth argument. From any thread."
   (apply #'connect (host-target host port) read-cb (event-cb-first arguments)))
 
 (defun pipe-connect (name read-cb &rest arguments)
-  "Connect to the unix socket whose file is NAME, a pathname or its text; otherwise as TCP-CONNECT."
+  "Connect to the unix socket whose file is NAME, a pathname or its text; otherwise this does what
+TCP-CONNECT does."
   (apply #'connect (pipe-target name) read-cb (event-cb-first arguments)))

@@ -79,15 +79,15 @@
               (%socket-closed socket)))))
 
 (defun socket-data (socket)
-  "The user's own datum of SOCKET, nil at first. SETFable. No lock guards it: use it on the loop, or
-guard it yourself."
+  "The datum that the user has attached to SOCKET with SETF, nil at first. No lock guards it: use it
+on the loop, or guard it yourself."
   (%socket-data socket))
 
 (defun (setf socket-data) (datum socket)
   (setf (%socket-data socket) datum))
 
 (defun socket-closed-p (socket)
-  "True if SOCKET is closed, or about to be when its output is sent. From any thread."
+  "True if SOCKET is closed, or will be closed as soon as its output is sent. From any thread."
   (%socket-closed socket))
 
 (defun socket-peer (socket)
@@ -96,7 +96,7 @@ guard it yourself."
     (and connection (loop:connection-peer connection))))
 
 (defun socket-unsent-octets (socket)
-  "How many octets of SOCKET's output the system has not taken yet. On its loop."
+  "The number of octets of SOCKET's output that the kernel has not accepted yet. On its loop."
   (let ((connection (%socket-connection socket)) (early (%socket-early socket)))
     (cond (connection (loop:connection-unsent connection))
           (early (buffer-fill early))
@@ -106,7 +106,7 @@ guard it yourself."
 
 (define-hot socket-input ((connection loop:connection) (octets octets) (start index) (end index))
     index
-  "The handler's INPUT: READ-CB takes all octets."
+  "Call READ-CB, which takes all octets; this is INPUT of the connection's handler."
   (let* ((socket (the socket (loop:connection-user connection)))
          (settings (%socket-settings socket))
          (read-cb (settings-read-cb settings))
@@ -122,7 +122,7 @@ guard it yourself."
     end))
 
 (define-hot socket-fill ((connection loop:connection)) null
-  "The handler's FILL: defer a check of the remaining output."
+  "Check the remaining output later in this turn; this is FILL of the connection's handler."
   (let ((socket (the socket (loop:connection-user connection))))
     (when (%socket-awaits socket)
       (loop:defer (loop:connection-loop connection) #'look-at-output socket))
@@ -218,7 +218,8 @@ If BYTE-CHANNEL cannot become a connection, close it and signal SOCKET-ERROR or 
       (loop:stop-timer loop (timeouts-write-timer timeouts)))))
 
 (defun tell-event (handle condition)
-  "Give CONDITION to the event callback of HANDLE, a socket; without a callback log it."
+  "Call the event callback of HANDLE, a socket, with CONDITION; if HANDLE has no such callback, log
+CONDITION."
   (let ((event-cb (settings-event-cb (%socket-settings handle))))
     (when (typep condition 'socket-error) (setf (loop:socket-error-owner condition) handle))
     (cond (event-cb (with-callback (handle nil) (funcall event-cb condition)))
@@ -226,10 +227,10 @@ If BYTE-CHANNEL cannot become a connection, close it and signal SOCKET-ERROR or 
           (t (log-event :info :socket-failed :socket handle :reason (princ-to-string condition))))))
 
 (defun close-socket (socket &key force)
-  "Close SOCKET after its output is sent; with FORCE, drop the output. If the peer receives none of
-the output for two seconds, the rest is lost. Output of a socket that is not yet connected waits for
-the connection, and is lost if that fails. The event callback of SOCKET is not called. Closing
-again does nothing. From any thread."
+  "Close SOCKET after its output is sent; if FORCE is true, drop the output. If the peer receives
+none of the output for two seconds, the rest is lost. Output of a socket that is not yet connected
+waits for the connection, and is lost if that fails. The event callback of SOCKET is not called.
+Closing again does nothing. From any thread."
   (let ((loop (handle-loop socket)))
     (loop:with-baton (loop) (close-now socket force)
       (post loop (lambda () (close-now socket force))))
@@ -281,8 +282,8 @@ again does nothing. From any thread."
   (or (%socket-early socket) (setf (%socket-early socket) (make-buffer :size 64))))
 
 (defun await-output (socket)
-  "Note that SOCKET waits until its output is sent, and start its time-out. Whenever some output was
-sent, SOCKET is checked at the end of the turn."
+  "Note that SOCKET waits until its output is sent, and start its time-out. At the end of each turn
+in which output was sent, SOCKET is checked."
   (unless (%socket-awaits socket)
     (setf (%socket-awaits socket) t)
     (let ((timeouts (%socket-timeouts socket)))
@@ -301,10 +302,10 @@ sent, SOCKET is checked at the end of the turn."
   "Send DATA, or its part from START to END, to SOCKET's peer, at the end of the loop's turn, after
 all earlier output. DATA is octets (the fastest), a string, which is sent as UTF-8, or another
 sequence of octets. DATA may be changed afterwards. Until SOCKET is connected, DATA waits; once
-SOCKET is closed, DATA is lost. READ-CB, WRITE-CB and EVENT-CB, if given, are SOCKET's callbacks
-from now on. FORCE has no effect. Return true if SOCKET is ready for more; false if it is closed, or
+SOCKET is closed, DATA is lost. READ-CB, WRITE-CB and EVENT-CB, if given, replace SOCKET's
+callbacks. FORCE has no effect. Return true if SOCKET is ready for more; false if it is closed, or
 more of its output is unsent than its high-water mark: then it is best to wait for its drain
-callback. From any thread; on another thread than the loop's this returns true if SOCKET was not
+callback. From any thread; on a thread that does not run the loop, return true if SOCKET was not
 closed."
   (declare (ignore force))
   (unless (typep data 'octets) (setf data (output-octets data start end) start 0 end nil))
@@ -324,7 +325,7 @@ closed."
                  (not (%socket-closed socket))))))))
 
 (defun set-callbacks (socket read-cb write-cb event-cb)
-  "Give SOCKET the callbacks that are not nil."
+  "Replace those callbacks of SOCKET for which the argument is not nil."
   (let* ((settings (setf (%socket-settings socket)
                          (copy-socket-settings (%socket-settings socket))))
          (stream (settings-stream settings)))
@@ -336,8 +337,8 @@ closed."
 ;;; Input
 
 (defun disable-socket (socket &key read)
-  "With READ, stop reading SOCKET until ENABLE-SOCKET. Octets that the peer then sends wait in the
-system's buffers; once these are full, the peer cannot send. On its loop."
+  "If READ is true, stop reading SOCKET until ENABLE-SOCKET is called. Octets that the peer then
+sends wait in the system's buffers; once these are full, the peer cannot send. On its loop."
   (let ((connection (%socket-connection socket)))
     (when (and read connection) (loop:stop-reading connection))
     nil))
@@ -353,8 +354,8 @@ system's buffers; once these are full, the peer cannot send. On its loop."
 (defun set-socket-timeouts (socket read-seconds write-seconds)
   "Set the time-outs of SOCKET: when no octets have arrived for READ-SECONDS, a real, or the peer
 has taken no waiting output for WRITE-SECONDS, close SOCKET and call its event callback with a
-SOCKET-TIMEOUT; nil, or a number that is not positive, means no time-out. Signal SOCKET-CLOSED if
-SOCKET is closed. On its loop."
+SOCKET-TIMEOUT. If an argument is nil, or not positive, that time-out is off. Signal SOCKET-CLOSED
+if SOCKET is closed. On its loop."
   (when (%socket-closed socket)
     (error 'socket-closed :owner socket :operation "set the time-outs of" :reason "it is closed"))
   (set-timeouts socket read-seconds write-seconds))
@@ -384,14 +385,14 @@ SOCKET is closed. On its loop."
       nil)))
 
 (defun check-reading (socket)
-  "Check the time-out for reading, whose timer was due."
+  "Check the time-out for reading, because its timer has run."
   (let ((timeouts (%socket-timeouts socket)))
     (check-time socket (timeouts-read-timer timeouts)
                 (time-after (timeouts-read-ns timeouts) (timeouts-read-at timeouts))
                 "nothing was received for too long")))
 
 (defun check-writing (socket)
-  "Check the time-out for writing, whose timer was due."
+  "Check the time-out for writing, because its timer has run."
   (let ((timeouts (%socket-timeouts socket)))
     (when (%socket-awaits socket)
       (check-time socket (timeouts-write-timer timeouts)
@@ -399,7 +400,7 @@ SOCKET is closed. On its loop."
                   "the peer takes nothing"))))
 
 (defun check-time (socket timer end-ns text)
-  "Start TIMER, which has run, again for END-NS; if that is past, close SOCKET."
+  "Start TIMER, which has run, again for the time END-NS, or close SOCKET if END-NS is past."
   (let ((loop (handle-loop socket)))
     (cond ((< (loop:event-loop-now loop) end-ns)
            (loop:start-timer loop timer end-ns))

@@ -11,8 +11,9 @@
   (event-cb nil :type callback))        ; gets errors in CALLBACK
 
 (defun idle (function &key event-cb (loop *event-loop*))
-  "Call FUNCTION, without arguments, in each turn of LOOP, until FREE-IDLER or CANCEL of this
-function's value. LOOP does not sleep meanwhile. EVENT-CB gets errors in FUNCTION. From any thread."
+  "Call FUNCTION, without arguments, in each turn of LOOP, until FREE-IDLER or CANCEL is called with
+the idler, which this function returns. Meanwhile LOOP does not sleep. EVENT-CB gets errors in
+FUNCTION. From any thread."
   (let* ((loop (the-loop loop))
          (idler (make-idler :loop loop :callback function :event-cb event-cb)))
     (on-loop (loop)
@@ -48,10 +49,10 @@ function's value. LOOP does not sleep meanwhile. EVENT-CB gets errors in FUNCTIO
   (freed nil :type boolean))            ; true once CALLBACK is not called any more
 
 (defun make-notifier (function &key event-cb (single-shot t) (loop *event-loop*))
-  "Return a notifier: each TRIGGER-NOTIFIER of it, in any thread, calls FUNCTION, without arguments,
-on LOOP. With SINGLE-SHOT the first call frees the notifier. Until the notifier is freed, by that
-call or by FREE-NOTIFIER, it keeps LOOP from ending. EVENT-CB gets errors in FUNCTION. POST, too,
-calls a function on a loop, without a notifier. From any thread."
+  "Return a notifier: each call of TRIGGER-NOTIFIER with it, in any thread, makes LOOP call
+FUNCTION, without arguments. If SINGLE-SHOT is true, the first call frees the notifier. Until the
+notifier is freed, by that call or by FREE-NOTIFIER, it keeps LOOP from ending. EVENT-CB gets errors
+in FUNCTION. POST calls a function on a loop without a notifier. From any thread."
   (let* ((loop (the-loop loop))
          (notifier (%make-notifier :loop loop :callback function :event-cb event-cb
                                    :single-shot (and single-shot t))))
@@ -110,8 +111,8 @@ From any thread."
 (defun poll (descriptor function &key event-cb (poll-for '(:readable :writable)) socket
                                    (loop *event-loop*))
   "Call (FUNCTION events) on LOOP again and again while DESCRIPTOR is :readable or :writable. EVENTS
-is the list of these states that hold at present; a state that the list POLL-FOR lacks is ignored.
-FREE-POLLER or CANCEL of the returned value ends this; call it before DESCRIPTOR is closed. EVENT-CB
+is the list of these states that hold at present; states that are not in the list POLL-FOR are
+ignored. Return a poller; end it with FREE-POLLER or CANCEL before DESCRIPTOR is closed. EVENT-CB
 gets errors in FUNCTION. SOCKET has no effect. Signal SOCKET-ERROR if DESCRIPTOR cannot be watched,
 or LOOP watches it already. On LOOP."
   (declare (ignore socket))
@@ -153,11 +154,11 @@ or LOOP watches it already. On LOOP."
     (end-use watch)))
 
 (defun free-poller (watch)
-  "Stop watching the descriptor of WATCH, a value of POLL. From any thread."
+  "Stop watching the descriptor of WATCH, which POLL has returned. From any thread."
   (cancel watch))
 
 (defun poller-freed-p (watch)
-  "True if WATCH, a value of POLL, has ended, so that it no longer watches its descriptor. On its
+  "True if WATCH, which POLL has returned, has ended and no longer watches its descriptor. On its
 loop."
   (eq :idle (handle-use watch)))
 
