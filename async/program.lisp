@@ -65,11 +65,11 @@ any thread."
 (defun signal-handler (number function &key event-cb (loop *event-loop*))
   "Call FUNCTION with NUMBER, the number of a signal such as +SIGINT+, on LOOP whenever the process
 gets that signal, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for a
-signal: a new handler replaces the previous one. Other loops that request the signal get it too. Meanwhile
-the signal's default action, and a handler that other code has set for it, are suspended. EVENT-CB
-gets errors in FUNCTION. Return the handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or
-is a signal that cannot be handled. +SIGUSR2+, SIGURG and SIGALRM cannot be handled: SBCL needs them
-to stop threads, to interrupt them and to run its timers. From any thread."
+signal: a new handler replaces the previous one. Other loops that request the signal get it too.
+Meanwhile the signal's default action, and a handler that other code has set for it, are suspended.
+EVENT-CB gets errors in FUNCTION. Return the handler, for CANCEL. Signal MISUSE if NUMBER is not a
+signal, or is a signal that cannot be handled. +SIGUSR2+, SIGURG and SIGALRM cannot be handled: SBCL
+needs them to stop threads, to interrupt them and to run its timers. From any thread."
   (unless (os:may-handle-signal-p number)
     (misuse "Give a signal that can be handled, such as +SIGINT+, not ~S. SBCL needs SIGUSR2, ~
              SIGURG and SIGALRM to stop and to interrupt threads and to run its timers."

@@ -21,7 +21,7 @@
     (logxor z (ash z -31))))
 
 (defun make-chance (seed)
-  "Return a source of the random numbers that SEED, an integer, stands for."
+  "Return a source of random numbers, whose sequence SEED, an integer, determines."
   (%make-chance (mix (ldb (byte 64 0) (* (1+ seed) #x9E3779B97F4A7C15)))))
 
 (define-hot random-word ((chance chance)) (unsigned-byte 62)
@@ -38,7 +38,8 @@
   (+ least (below chance (1+ (- most least)))))
 
 (defun chance-p (chance n)
-  "True once in N times, by CHANCE. Only one thread at a time may use CHANCE."
+  "Return true at random, on average once in N calls, by CHANCE. Only one thread at a time may use
+CHANCE."
   (zerop (below chance n)))
 
 (defun pick (chance sequence)

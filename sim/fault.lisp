@@ -35,7 +35,7 @@ on any of its threads."
   nil)
 
 (defun slow (host octets-per-second)
-  "Limit HOST to OCTETS-PER-SECOND on each connection from now on; NIL for no limit. In a
+  "From now on limit each connection of HOST to OCTETS-PER-SECOND; NIL removes the limit. In a
 simulation, on any of its threads."
   (record-at host :slow octets-per-second)
   (setf (host-octets-per-second host) octets-per-second)
@@ -69,8 +69,8 @@ end of the host's process. In a simulation, on the thread of its body or of a ta
 (defun restart-host (host &key (down 1) drain)
   "End HOST's process, and start it again after DOWN virtual seconds. DRAIN, a number of seconds,
 makes the process end in order, as STOP-HOST does. Without DRAIN the process ends as if it were
-killed, and its connections are reset at once. Does not wait: return the task that does this, or NIL
-if HOST is ending already. In a simulation, on any of its threads."
+killed, and its connections are reset at once. Return at once: the value is the task that restarts
+the process, or NIL if HOST is ending already. In a simulation, on any of its threads."
   (unless (shiftf (host-leaving host) t)
     (start-task (format nil "restart ~A" (host-name host))
                 (lambda ()

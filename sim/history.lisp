@@ -6,8 +6,8 @@
 (in-package #:clgrpc.sim)
 
 (defstruct (entry (:constructor make-entry (ns where event arguments)) (:copier nil))
-  "Records that EVENT, a keyword, has happened at NS, on the host WHERE unless that is nil.
-ARGUMENTS are integers, symbols, strings and octets."
+  "The record of an EVENT, a keyword, that happened at the time NS, on the host WHERE, or on no host
+if that is nil. ARGUMENTS are integers, symbols, strings and octets."
   (ns 0 :type nanoseconds :read-only t) ; the virtual time
   (where nil :type (or null string) :read-only t) ; the name of the host, or nil
   (event nil :type symbol :read-only t) ; a keyword
@@ -43,7 +43,7 @@ ARGUMENTS are integers, symbols, strings and octets."
   digest)
 
 (defun digest-item (digest item)
-  "The digest that follows DIGEST when ITEM, an argument of an entry, is added."
+  "Return the digest that results when ITEM, an argument of an entry, is added to DIGEST."
   (etypecase item
     (integer (digest-word digest (ldb (byte 64 0) item)))
     (symbol (digest-string digest (symbol-name item)))
@@ -51,7 +51,8 @@ ARGUMENTS are integers, symbols, strings and octets."
     (octets (digest-octets digest item))))
 
 (defun item-of (object)
-  "OBJECT as an argument of an entry: itself, or a text that is the same in each run."
+  "Return OBJECT itself if it can be an argument of an entry, or else a text for it that is the same
+in each run."
   (typecase object
     ((or integer symbol string octets) object)
     (float (format nil "~,6F" object))

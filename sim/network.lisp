@@ -6,7 +6,7 @@
 (in-package #:clgrpc.sim)
 
 (defconstant +resend-ns+ 200000000
-  "The delay of a lost packet: Linux's shortest time-out before a packet is sent again.")
+  "The delay of a lost packet: the shortest time after which Linux sends a packet again.")
 
 (defun record-for (socket event &rest arguments)
   (let ((host (socket-host socket)))
@@ -15,10 +15,11 @@
 ;;; Sockets of a host, by descriptor
 
 (defconstant +first-descriptor+ 3
-  "The lowest descriptor that is given out: the standard streams of a process have the lower ones.")
+  "The lowest descriptor of a socket, because a process uses lower descriptors for its standard
+streams.")
 
 (defun open-socket (host)
-  "A new socket of HOST, with the least descriptor that is free."
+  "Return a new socket of HOST, with the lowest free descriptor."
   (let* ((sockets (host-sockets host))
          (free (or (position nil sockets :start +first-descriptor+) (length sockets))))
     (when (= free (length sockets))
@@ -35,7 +36,7 @@
 ;;; Telling the loop
 
 (defun tell (socket flags)
-  "Report FLAGS, such as LOOP:+READABLE+, for SOCKET."
+  "Report FLAGS, such as LOOP:+READABLE+, to the poller of SOCKET."
   (let ((poller (socket-poller socket)))
     (when (and poller (zerop (socket-flags socket)))
       (push socket (pending-sockets (loop:poller-state poller))))
@@ -63,16 +64,17 @@
            (simulation-partitions simulation)))
 
 (defun way-ns (simulation)
-  "The time that the next packet takes, in nanoseconds."
+  "The time, random and in nanoseconds, that the next packet takes."
   (between (simulation-chance simulation) (simulation-least-latency-ns simulation)
            (simulation-most-latency-ns simulation)))
 
 (defun lost-p (simulation)
-  "True if the next packet is lost."
+  "True if the next packet is lost, which chance decides."
   (< (below (simulation-chance simulation) 1000) (simulation-losses simulation)))
 
 (defun latency-ns (simulation)
-  "How long the next packet of a connection takes."
+  "The time, in nanoseconds, that the next packet of a connection takes, including the delay if it
+is lost."
   (+ (way-ns simulation) (if (lost-p simulation) +resend-ns+ 0)))
 
 (defun launch (socket octets)
@@ -307,7 +309,7 @@ if it waits for room."
              (- os:+einprogress+)))))
 
 (defun listen-at (host address)
-  "As bind(2) and listen(2) on ADDRESS."
+  "Listen on ADDRESS, as bind(2) and listen(2) do."
   (let ((port (if (zerop (os:address-port address)) (free-port host) (os:address-port address))))
     (cond ((not (or (zerop (aref address 4))
                     (eq host (find-host-at (host-simulation host) address))))
@@ -321,7 +323,7 @@ if it waits for room."
                (socket-descriptor socket))))))
 
 (defun accept-socket (host descriptor octets)
-  "As accept(2): write the peer's address into OCTETS."
+  "Accept a connection, as accept(2) does, and write the peer's address into OCTETS."
   (let* ((listener (find-socket host descriptor))
          (socket (pop (socket-backlog listener))))
     (cond (socket
@@ -330,8 +332,8 @@ if it waits for room."
           (t (- os:+eagain+)))))
 
 (defun resolve-name (host name port)
-  "Two values: the addresses of the host called NAME, each with PORT; and the reason, as text, if
-there are none."
+  "Return two values: the addresses of the host called NAME, each with PORT; and, if no host has
+that name, the reason, a text."
   (let ((found (if (string= name "localhost")
                    host
                    (find name (simulation-hosts (host-simulation host))
@@ -361,7 +363,7 @@ there are none."
     0))
 
 (defun report (poller timeout-ns)
-  "Report some of the pending events, never waiting."
+  "Report some of the pending events, without waiting."
   (declare (ignore timeout-ns))
   (let* ((pending (loop:poller-state poller))
          (chance (simulation-chance (host-simulation (pending-host pending))))

@@ -15,25 +15,25 @@
 (defun own-address (name port)
   "The address of PORT of the host called NAME."
   (values (first (or (resolve-name (current-host) name port)
-                     (misuse "There is no host named ~S." name)))))
+                     (misuse "No host is named ~S." name)))))
 
 (defun connect-peer (name port)
-  "Connect to PORT of the host called NAME, from the current host; return a peer. The peer may send
-something at once. Does not wait. In a simulation, on any of its threads."
+  "Connect to PORT of the host called NAME, from the current host; return a peer, without waiting
+for the connection. The peer may send something at once. In a simulation, on any of its threads."
   (let ((socket (open-socket (current-host))))
     (connect-socket (current-host) (socket-descriptor socket) (own-address name port))
     (make-peer socket)))
 
 (defun listen-as-peer (port)
-  "Listen on PORT of the current host; return the argument for ACCEPT-PEER. In a simulation, on any
-of its threads."
+  "Listen on PORT of the current host; return a listener, the argument for ACCEPT-PEER. In a
+simulation, on any of its threads."
   (let ((result (listen-at (current-host) (host-address (current-host) port))))
     (when (minusp result) (misuse "Port ~D is taken." port))
     (find-socket (current-host) result)))
 
 (defun accept-peer (listener)
-  "Return the peer that is our end of the first connection that waits on LISTENER, of
-LISTEN-AS-PEER, or NIL if no connection waits. In a simulation, on any of its threads."
+  "Accept the first connection that waits on LISTENER, which LISTEN-AS-PEER returned. Return the
+peer for our end of it, or NIL if no connection waits. In a simulation, on any of its threads."
   (let ((socket (pop (socket-backlog listener))))
     (and socket (make-peer socket))))
 
@@ -50,8 +50,8 @@ a simulation, on any of its threads."
     (dolist (octets heard heard) (note-read socket (length octets)))))
 
 (defun left-p (peer)
-  "True if PEER receives nothing more: the other end has ended its side, or reset the connection. In
-a simulation, on any of its threads."
+  "True if PEER receives nothing more, because the other end has ended its side, or reset the
+connection. In a simulation, on any of its threads."
   (let ((socket (peer-socket peer)))
     (or (socket-ended socket) (plusp (socket-failure socket)))))
 
@@ -61,8 +61,8 @@ a simulation, on any of its threads."
   (unless (eq :closed (socket-state (peer-socket peer))) (close-socket (peer-socket peer))))
 
 (defun forgotten-p (peer)
-  "True if the other end has closed the connection to PEER, and so keeps nothing of it. In a
-simulation, on any of its threads."
+  "True if the other end has closed the connection to PEER, and therefore keeps no data about it. In
+a simulation, on any of its threads."
   (let ((other (socket-peer (peer-socket peer))))
     (or (null other) (eq :closed (socket-state other)))))
 

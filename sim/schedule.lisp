@@ -12,7 +12,7 @@
 (in-package #:clgrpc.sim)
 
 (defconstant +most-step-ns+ 20000
-  "How long a step takes at most.")
+  "The maximum virtual time, in nanoseconds, that a step takes.")
 
 (defun now ()
   "Return the virtual time, in seconds since the simulation of this thread began."
@@ -24,21 +24,21 @@
 ;;; The turn of a task
 
 (defun pass-turn (turn)
-  "Give TURN to the thread that waits, or will wait, for it. A futex takes half as long as a
-semaphore, and few operations of a simulation are as frequent as this one."
+  "Give TURN to the thread that waits, or will wait, for it. This uses a futex, which takes half as
+long as a semaphore, because few operations of a simulation are as frequent."
   (declare (type os:futex turn))
   (sb-ext:atomic-incf (aref turn 0))
   (os:wake-futex turn))
 
 (defun await-turn (turn)
-  "Wait for TURN, and take it. Only one thread waits for a turn."
+  "Wait for TURN, and take it. Only one thread may wait for a turn."
   (declare (type os:futex turn))
   (loop until (plusp (aref turn 0)) do (os:wait-for-futex turn 0))
   (sb-ext:atomic-decf (aref turn 0)))
 
 (defun run-worker (worker)
-  "Run the thread of WORKER: task after task. If a task ends the thread, as by ABORT-THREAD, the
-task ends, too; otherwise the scheduler would wait for the turn for ever."
+  "Run the thread of WORKER: task after task. If a task ends the thread, as by ABORT-THREAD, mark
+the task as ended, because otherwise the scheduler would wait for the turn for ever."
   (loop
     (await-turn (worker-turn worker))
     (let ((task (worker-task worker)) (left t))
@@ -54,7 +54,7 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
           (pass-turn (simulation-turn simulation)))))))
 
 (defun run-task-body (task)
-  "Call the function of TASK, which begins, in its host's world."
+  "Call the function of TASK, which now begins, in the world of the task's host."
   (let* ((host (task-host task))
          (*simulation* (host-simulation host))
          (loop:*world* (host-world host)))
@@ -67,7 +67,7 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
           (funcall (task-function task)))))))
 
 (defun start-worker ()
-  "A new worker, whose thread waits for its turn."
+  "Return a new worker, whose thread waits for its turn."
   (let ((worker (make-worker))
         (log *log-function*))
     (setf (worker-thread worker)
@@ -93,7 +93,8 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
       (setf (simulation-tasks simulation) (delete task (simulation-tasks simulation))))))
 
 (defun wait-in-task (simulation task predicate end-ns)
-  "Give the turn back until TASK, which this thread runs, can continue; return false at END-NS."
+  "Give the turn back until TASK, which this thread runs, can continue. Return false if it cannot
+before END-NS."
   (when (task-killed task) (throw 'end-task nil))
   (setf (task-predicate task) predicate
         (task-end-ns task) end-ns
@@ -152,7 +153,8 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
     candidates))
 
 (defun next-event-ns (simulation)
-  "When something is due next, or nil."
+  "The time at which the next plan or timer is due or the wait of a task ends, or nil if nothing is
+due."
   (let ((next (next-plan-ns (simulation-event-queue simulation))))
     (flet ((consider (ns)
              (when (and ns (or (null next) (< ns next))) (setf next ns))))
@@ -183,7 +185,8 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
        (unless (and polled (polls-p chosen)) (incf (simulation-changes simulation)))))))
 
 (defun make-step (simulation)
-  "Run the due plans or, if none is due, make one step. Return false if there is nothing to do now."
+  "Run the due plans or, if none is due, make one step. Return false if neither a plan nor a step is
+possible now."
   (or (run-plans simulation)
       (let ((candidates (find-candidates simulation))
             (chance (simulation-chance simulation)))
@@ -220,8 +223,8 @@ Return false if nothing will ever happen."
     (error 'simulation-hang :text text)))
 
 (defun wait-in-body (simulation predicate end-ns)
-  "Let the loops and tasks run until PREDICATE is true or, if it is nil, until something has
-changed; return false at END-NS."
+  "Let the loops and tasks run until PREDICATE is true or, if PREDICATE is nil, until something has
+changed. Return false if this does not happen before END-NS."
   (loop
     (cond ((and predicate (funcall predicate)) (return t))
           ((past-p simulation end-ns) (return nil)))
@@ -233,7 +236,7 @@ changed; return false at END-NS."
         (return t)))))
 
 (defun wait-in-simulation (simulation predicate end-ns)
-  "The function WAIT of a simulated world."
+  "Wait as the slot WAIT of a simulated world requires."
   (when (and loop:*event-loop* (loop:in-event-loop-p loop:*event-loop*))
     (error 'simulation-error
            :text "Code on a loop of a simulation, such as a callback or a handler of :execution ~
@@ -247,25 +250,26 @@ changed; return false at END-NS."
 
 (defun wait-until (predicate &key (timeout nil))
   "Let the simulation of this thread run until PREDICATE, a function without arguments, returns
-true, and return that value; return NIL after TIMEOUT virtual seconds, unless that is NIL. Signal
-SIMULATION-HANG if neither happens within the simulation's time. Not in code that a loop runs."
+true, and return that value; return NIL after TIMEOUT virtual seconds, or never if TIMEOUT is NIL.
+Signal SIMULATION-HANG if neither happens within the time limit of the simulation. Code that a loop
+runs must not call this."
   (wait-in-simulation *simulation* predicate
                       (and timeout (seconds-from-now *simulation* timeout))))
 
 (defun wait-for (seconds)
-  "Let SECONDS of virtual time pass. Not in code that a loop runs."
+  "Let SECONDS of virtual time pass. Code that a loop runs must not call this."
   (wait-in-simulation *simulation* (constantly nil) (seconds-from-now *simulation* seconds))
   nil)
 
 (defun at (seconds function)
-  "Call FUNCTION, without arguments, in SECONDS of virtual time; it must not wait. In a simulation,
-on any of its threads."
+  "Call FUNCTION, without arguments, after SECONDS of virtual time. FUNCTION must not wait. In a
+simulation, on any of its threads."
   (add-plan (simulation-event-queue *simulation*) (seconds-from-now *simulation* seconds)
             (lambda (function) (funcall (the function function))) function))
 
 (defun start-task (name function &key (host (current-host)))
-  "Run FUNCTION, without arguments, as a thread of HOST's process; it may wait. Return the task. An
-error in FUNCTION ends the task and is recorded in the trace. See TASK-DONE-P."
+  "Run FUNCTION, without arguments, as a thread of HOST's process. FUNCTION may wait. Return the
+task. An error in FUNCTION ends the task and is recorded in the trace. See TASK-DONE-P."
   (let ((task (make-task name host function))
         (simulation (host-simulation host)))
     (setf (simulation-tasks simulation) (append (simulation-tasks simulation) (list task)))

@@ -34,8 +34,8 @@
   '((:call :server :subchannel :connectivity-state :http)
     (:call :server :subchannel :connectivity-state)
     ())
-  "Lists of tracers for the report; the first list with which the seed fails again is used. With
-:http frames are read one by one, which may already prevent the failure.")
+  "Lists of tracers for the report; the first list with which the seed fails again is used. Several
+lists are tried because with :http frames are read one by one, and the failure may not occur then.")
 
 (defun tell-story (scenario seed options failure rerun)
   "Run SCENARIO with SEED, which has failed with FAILURE, again with tracers, and return a
@@ -58,10 +58,11 @@ SEED-FAILED."
 (defun run-seeds (scenario &rest options &key (first 1) (count 100) on-seed rerun
                   &allow-other-keys)
   "Run SCENARIO, a function of a simulation that signals an error if something is wrong, for COUNT
-seeds from FIRST on, each in a simulation of its own, made with the other OPTIONS as by
-WITH-SIMULATION. If a seed fails, run it again with tracers and signal SEED-FAILED, whose report
-contains the trace. (RERUN seed), if RERUN is given, returns the report's text about how to run the
-seed again. (ON-SEED seed simulation) is called after each. Return how many seeds were run."
+seeds that begin with FIRST. Each seed has a simulation of its own, made with the other OPTIONS,
+which are those of WITH-SIMULATION. If a seed fails, run it again with tracers and signal
+SEED-FAILED, whose report contains the trace. (RERUN seed), if RERUN is given, returns the report's
+text about how to run the seed again. (ON-SEED seed simulation) is called after each seed. Return
+the number of seeds that were run."
   (let ((options (alexandria:remove-from-plist options :first :count :on-seed :rerun)))
     (loop for seed from first below (+ first count)
           do (multiple-value-bind (simulation condition) (run-seed scenario seed options)

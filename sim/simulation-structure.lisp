@@ -88,7 +88,7 @@
   (sockets '() :type list))             ; sockets that have flags to report, the newest first
 
 (defstruct (running-loop (:constructor make-running-loop (loop host pending)) (:copier nil))
-  "A LOOP that the simulation runs, for HOST's process; PENDING is its poller's."
+  "A LOOP that the simulation runs, for HOST's process; PENDING is the state of the loop's poller."
   (loop nil :type loop:event-loop :read-only t) ; the loop that the simulation runs
   (host nil :type host :read-only t)    ; the host of its process
   (pending nil :type pending :read-only t)) ; sockets that its poller has to report
@@ -117,14 +117,14 @@
 (document-functions
   simulation-seed "The seed of SIMULATION."
   simulation-chance "Return the CHANCE by which SIMULATION decides. A scenario should take its own
-random numbers from another CHANCE, made from the seed: its sequence remains the same when the
-product changes."
+random numbers from another CHANCE, made from the seed, because their sequence then remains the same
+when the product changes."
   simulation-now "The virtual time in nanoseconds."
-  simulation-steps "How many turns of loops and of tasks SIMULATION has made."
+  simulation-steps "The number of turns of loops and of tasks that SIMULATION has made."
   host-name "The name of HOST, by which others connect to it."
   host-up "True unless HOST is down."
-  host-processes "Return the list of the servers and channels of HOST's process, from the value of
-the function given to ADD-HOST.")
+  host-processes "Return the list of the servers and channels of HOST's process, which the BOOT
+function of ADD-HOST has returned.")
 
 (defvar *simulation* nil "The simulation that this thread is in, or NIL.")
 
@@ -154,13 +154,13 @@ the function given to ADD-HOST.")
 (define-condition simulation-error (clgrpc-error)
   ((text :initarg :text :reader simulation-error-text)) ; the error
   (:report (lambda (condition stream) (write-string (simulation-error-text condition) stream)))
-  (:documentation "Something was wrong in a simulation."))
+  (:documentation "The superclass of the errors that simulations signal."))
 
 (define-condition simulation-hang (simulation-error) ()
-  (:documentation "The body of a simulation waits for an event that does not come."))
+  (:documentation "The body of a simulation waits for an event that does not happen."))
 
 (defconstant +beginning-ns+ (* 1000 +ns-per-second+)
-  "The time at which a simulation begins: that of a machine that was started a while ago.")
+  "The clock's time at which a simulation begins, as on a machine that was started a while ago.")
 
 (defun record-at (host event &rest arguments)
   (let ((simulation (host-simulation host)))

@@ -65,9 +65,9 @@
 (defun add-host (name &optional boot)
   "Return a new host in the simulation of this thread. NAME, a string, is its name for channels and
 servers (\"NAME:PORT\"). BOOT, a function without arguments, is called now, and after each restart,
-in the host's process. BOOT returns the servers and channels that it has started, one or a list,
-which end with the process. The list may also have functions that end other objects; their argument
-is the seconds that they may take, nil if the process is killed."
+in the host's process. BOOT returns a server or channel that it has started, or a list of these;
+they end with the process. The list may also have functions that end other objects. The argument of
+such a function is the number of seconds that it may take, or nil if the process is killed."
   (let ((host (%make-host :simulation *simulation* :name name :boot boot
                           :number (1+ (length (simulation-hosts *simulation*))))))
     (setf (simulation-hosts *simulation*) (append (simulation-hosts *simulation*) (list host)))
@@ -75,7 +75,8 @@ is the seconds that they may take, nil if the process is killed."
     host))
 
 (defmacro on-host ((host) &body body)
-  "Evaluate BODY in the process of HOST: channels and servers that it makes belong to that process."
+  "Evaluate BODY in the process of HOST: channels and servers that BODY makes belong to that
+process."
   `(let ((loop:*world* (host-world ,host))) ,@body))
 
 ;;; Events of the log are part of the trace
@@ -105,8 +106,8 @@ or after its end."
           do (write-line (entry-line entry) stream))))
 
 (defun simulation-digest (simulation)
-  "Return an integer that stands for the trace of SIMULATION: equal for equal traces. On any of its
-threads, or after its end."
+  "Return a digest of the trace of SIMULATION, an integer that is equal for equal traces. On any of
+its threads, or after its end."
   (history-digest (simulation-history simulation)))
 
 (defun detail-p (entry)
@@ -115,9 +116,8 @@ threads, or after its end."
       (eq :trace (first (entry-arguments entry)))))
 
 (defun write-history (simulation &optional (stream *standard-output*) (most 200))
-  "Write the history of SIMULATION to STREAM: the last MOST lines of its trace, preceded by those
-earlier lines that report neither packets nor tracers' events. On any of its threads, or after its
-end."
+  "Write the history of SIMULATION to STREAM: the last MOST lines of its trace, after the earlier
+lines that report neither packets nor tracers' events. On any of its threads, or after its end."
   (loop with entries = (history-entries (simulation-history simulation))
         with start = (- (length entries) most)
         for i from 0
@@ -149,7 +149,7 @@ channels. Wait until all servers, calls and channels have ended."
         (t (calling:close-channel process))))))
 
 (defun close-simulation (simulation)
-  "End everything that SIMULATION has begun. In SIMULATION."
+  "End all processes, tasks and loops of SIMULATION. Call this in SIMULATION."
   (unwind-protect
        (handler-case (dolist (host (simulation-hosts simulation)) (end-processes host 0))
          (simulation-error () nil))
@@ -163,8 +163,8 @@ channels. Wait until all servers, calls and channels have ended."
 (defun make-simulation (&key (seed 1) (latency '(0.0001 0.002)) (losses 0) (limit 600)
                           (steps 1000000))
   "Return a new simulation, made with the options of WITH-SIMULATION; run it by CALL-IN-SIMULATION
-and end it by CLOSE-SIMULATION. For programs that cannot do everything in the body of
-WITH-SIMULATION."
+and end it by CLOSE-SIMULATION. Programs that cannot do everything in the body of WITH-SIMULATION
+need this."
   (%make-simulation :seed seed :chance (make-chance seed)
                     :now +beginning-ns+
                     :end-ns (+ +beginning-ns+ (seconds-ns limit))
@@ -174,8 +174,8 @@ WITH-SIMULATION."
                     :most-steps steps))
 
 (defun call-in-simulation (simulation function)
-  "Call FUNCTION with SIMULATION, of MAKE-SIMULATION, and return its values. Meanwhile this thread
-is in the simulation, on the host \"home\"."
+  "Call FUNCTION with SIMULATION, which MAKE-SIMULATION returned, and return the values of FUNCTION.
+Meanwhile this thread is in the simulation, on the host \"home\"."
   (when *simulation* (misuse "This thread is in a simulation already."))
   (let* ((*simulation* simulation)
          (*log-function* (lambda (level event &rest plist)
@@ -192,16 +192,16 @@ is in the simulation, on the host \"home\"."
                           (close-simulation simulation)))))
 
 (defmacro with-simulation ((simulation &rest options) &body body)
-  "Evaluate BODY with SIMULATION bound to a new simulation. This thread is in it until BODY ends;
-then everything in it ends. Servers and channels that BODY makes are in its virtual network, on the
-host \"home\" unless ON-HOST names another; time passes while BODY waits, for a call or by WAIT-FOR.
-OPTIONS are:
+  "Evaluate BODY with SIMULATION bound to a new simulation. This thread is in the simulation until
+BODY ends; then everything in the simulation ends. Servers and channels that BODY makes are in the
+virtual network, on the host \"home\" unless ON-HOST names another. Time passes while BODY waits,
+for a call or by WAIT-FOR. OPTIONS are:
 
-:SEED     an integer that determines everything that is left to chance; 1 by default
-:LATENCY  the least and the most seconds that a packet takes, (0.0001 0.002) by default
-:LOSSES   how many of a thousand packets are lost and sent again, 0 by default
-:LIMIT    after how many virtual seconds a wait of BODY counts as a hang, 600 by default
-:STEPS    after how many steps a wait counts as a hang, a million by default"
+:SEED an integer that determines all random decisions; 1 by default
+:LATENCY the minimum and maximum seconds that a packet takes, (0.0001 0.002) by default
+:LOSSES the number of packets in a thousand that are lost and sent again, 0 by default
+:LIMIT the virtual seconds after which a wait of BODY counts as a hang, 600 by default
+:STEPS the number of steps after which a wait counts as a hang, a million by default"
   (let ((function (gensym "BODY")))
     `(flet ((,function (,simulation)
               (declare (ignorable ,simulation))
@@ -216,9 +216,9 @@ OPTIONS are:
        (zerop (length (find-candidates simulation)))))
 
 (defun settle (&key (timeout 1))
-  "Let the simulation of this thread run until nothing is left to do except the work of later
-timers, at most TIMEOUT virtual seconds; return true if that state was reached. Not in code that a
-loop runs."
+  "Let the simulation of this thread run, for at most TIMEOUT virtual seconds, until nothing is left
+to do except the work of later timers. Return true if that state was reached. Code that a loop runs
+must not call this."
   (wait-until (lambda () (idle-p *simulation*)) :timeout timeout))
 
 (defun forget-history (simulation)

@@ -6,15 +6,15 @@
 (in-package #:clgrpc.sim)
 
 (defun open-datagram-socket (host)
-  "A new socket of HOST for datagrams, as socket(2)."
+  "Return a new socket of HOST for datagrams, as socket(2) does."
   (let ((socket (open-socket host)))
     (setf (socket-state socket) :datagrams
           (socket-port socket) (free-port host))
     (socket-descriptor socket)))
 
 (defun carry-datagram (from to octets function)
-  "Call FUNCTION with OCTETS when they arrive from the host FROM at the host TO, unless they are
-lost."
+  "Call FUNCTION with OCTETS when they arrive from the host FROM at the host TO; do not call it if
+they are lost."
   (let ((simulation (host-simulation from)))
     (unless (or (parted-p simulation from to) (lost-p simulation))
       (add-plan (simulation-event-queue simulation)
@@ -22,7 +22,8 @@ lost."
                 function octets))))
 
 (defun send-datagram (socket octets start end)
-  "Like send(2) on SOCKET, which is connected: an earlier failure is reported now."
+  "Send a datagram on SOCKET, which is connected, as send(2) does: an earlier failure is reported
+now."
   (let ((failure (shiftf (socket-failure socket) 0))
         (host (socket-host socket)))
     (cond ((plusp failure) (- failure))
@@ -61,7 +62,7 @@ back."
     (tell socket (logior loop:+readable+ loop:+failed+))))
 
 (defun receive-datagram (socket octets start end)
-  "As recv(2): the next datagram, or its part that fits."
+  "Receive the next datagram, or the part of it that fits, as recv(2) does."
   (let ((failure (shiftf (socket-failure socket) 0)))
     (cond ((plusp failure) (- failure))
           ((null (socket-incoming socket)) (- os:+eagain+))
