@@ -18,7 +18,7 @@
     text))
 
 (defun policy-text (keyword)
-  "The name of the policy KEYWORD as users may write it."
+  "The name that users may write for the policy KEYWORD."
   (substitute #\_ #\- (string-downcase keyword)))
 
 (defun parse-policy-name (string)
@@ -28,7 +28,7 @@ ending _experimental."
             :key #'policy-text :test #'string-equal)
       (let ((policy (config:find-policy string)))
         (and policy (config:policy-keyword policy)))
-      (refuse "there is no policy ~S; there are ~{~A~^, ~}" string
+      (refuse "no policy is called ~S; the policies are ~{~A~^, ~}" string
               (mapcar #'policy-text (config:known-policies)))))
 
 (define-shared-options balancing-options

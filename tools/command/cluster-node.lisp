@@ -42,7 +42,7 @@ the node again after this code.")
       (misuse (condition) (refuse "~A" (string-right-trim "." (princ-to-string condition)))))))
 
 (defun parse-store (string)
-  "STRING, which names a store."
+  "STRING, if it names a store; otherwise signal an error."
   (unless (string= "memory" string)
     (handler-case (etcd:close-etcd (cluster:open-store string))
       (misuse (condition) (refuse "~A" (string-right-trim "." (princ-to-string condition))))))
@@ -50,7 +50,8 @@ the node again after this code.")
 
 ;;; Example steps of workflows
 
-(defconstant +longest-sleep-seconds+ 3600 "The longest time that the step `sleep` sleeps.")
+(defconstant +longest-sleep-seconds+ 3600 "The maximum number of seconds that the step `sleep`
+sleeps.")
 
 (workflow:define-step "echo" (task)
   (workflow:task-input task))
@@ -68,7 +69,7 @@ the node again after this code.")
 ;;; The store
 
 (defun store-credentials (roots certificate key)
-  "The credentials of the connection to etcd; nil without ROOTS."
+  "The credentials of the connection to etcd, or nil if ROOTS is nil."
   (cond (roots (client-credentials roots certificate key nil))
         ((or certificate key) (refuse "--store-cert and --store-key need --store-ca"))))
 
@@ -84,8 +85,8 @@ first line is empty."
     line))
 
 (defun store-password (user file)
-  "The password of USER, as MAKE-ETCD takes it: a function that reads FILE each time, or the
-environment's; nil without USER."
+  "The password of USER, in a form that MAKE-ETCD takes: a function that reads FILE each time or, if
+FILE is nil, the password in the environment. Return nil if USER is nil."
   (let ((variable (uiop:getenvp *password-variable*)))
     (cond ((null user)
            (when file (refuse "--store-password-file needs --store-user")))
@@ -122,7 +123,8 @@ without them only this process could use that store. A store in memory takes no 
       (etcd:close-etcd store)
       (when engine (memory:close-engine engine)))))
 
-(defconstant +longest-own-session-seconds+ 120 "The longest session of the node's own worker.")
+(defconstant +longest-own-session-seconds+ 120 "The maximum number of seconds that a session of the
+node's own worker lasts.")
 
 (defun call-with-workflows (function store namespace limits allow metrics health worker-name
                             seconds)
@@ -168,7 +170,7 @@ more requests."
     (cluster:stop-node node :drain (max 0 (ns-seconds (- end (monotonic-ns)))))))
 
 (defun reload-function (credentials)
-  "A function that reads the files of CREDENTIALS again; nil without CREDENTIALS."
+  "A function that reads the files of CREDENTIALS again, or nil if CREDENTIALS is nil."
   (and credentials (lambda () (grpc:reload-credentials credentials))))
 
 (defun run-node (name worker drain lines store-credentials arguments)

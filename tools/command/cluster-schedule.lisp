@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tools)
 
 (defun schedule-times (state)
-  "When the schedule of STATE is due, as text."
+  "A text about the times at which the schedule of STATE is due."
   (if (string/= "" (workflow-v1:schedule-state-cron state))
       (workflow-v1:schedule-state-cron state)
       (format nil "each ~D s" (/ (workflow-v1:schedule-state-interval-ms state) 1000))))
@@ -40,8 +40,9 @@
         (write-schedules (list state)))))
 
 (defun create-a-schedule (channel id request input times timeout)
-  "Create the schedule ID of workflows by REQUEST, a StartRequest, with INPUT unless that is nil, at
-TIMES, arguments of CREATE-SCHEDULE, and print whether this created it."
+  "Create the schedule ID, which starts workflows by REQUEST, a StartRequest, with INPUT unless that
+is nil, at TIMES, arguments of CREATE-SCHEDULE. Print whether this call or an earlier one created
+it."
   (let ((ms (workflow-v1:start-request-timeout-ms request)))
     (unless (eq (null (getf times :cron)) (not (null (getf times :every))))
       (refuse "a schedule has either --cron or --every"))

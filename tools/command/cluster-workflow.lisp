@@ -31,8 +31,8 @@ long before now."
          (parse-duration string))))
 
 (defun print-workflows (channel search json count timeout)
-  "Print the workflows selected by SEARCH, arguments of MAP-WORKFLOWS, at most COUNT unless that is
-nil."
+  "Print the workflows that SEARCH, arguments of MAP-WORKFLOWS, selects; at most COUNT of them,
+unless that is nil."
   (let ((rows '()) (shown 0))
     (block listing
       (apply #'workflow:map-workflows
@@ -102,7 +102,7 @@ nil."
 ;;; Requests about one workflow
 
 (defun check-workflow-arguments (what id name tasks request)
-  "Refuse ID, NAME, TASKS and REQUEST unless they fit the subcommand WHAT."
+  "Signal an error unless ID, NAME, TASKS and REQUEST are arguments that the subcommand WHAT needs."
   (when (and (not (member what '(:members :watch :workflows :schedules))) (null id))
     (refuse "the ID of a workflow or a schedule is missing"))
   (when (and (eq what :signal) (null name)) (refuse "the name of the signal is missing"))
@@ -115,7 +115,8 @@ itself."
   (if (equal argument "@") (read-standard-text) argument))
 
 (defun start-request (tasks request)
-  "The StartRequest for TASKS; or the one in REQUEST, an argument for ARGUMENT-TEXT, in JSON."
+  "The StartRequest for TASKS or, if REQUEST is not nil, the StartRequest in JSON that ARGUMENT-TEXT
+reads from REQUEST."
   (if request
       (handler-case (grpc:parse-json-message 'workflow-v1:start-request (argument-text request))
         (grpc:protobuf-error (error) (refuse "--request: ~A" error)))

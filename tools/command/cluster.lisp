@@ -37,8 +37,8 @@
                  (shown (labels-text (cluster:member-labels member)))))))
 
 (defun watch-cluster (channel revision json count timeout)
-  "Print the changes of the cluster of CHANNEL's server from REVISION on; at most COUNT of them, if
-that is not nil. Give up when no node could be reached for TIMEOUT seconds."
+  "Print the changes, since REVISION, of the cluster to which CHANNEL's server belongs; at most
+COUNT of them, if that is not nil. Give up when no node could be reached for TIMEOUT seconds."
   (block watching
     (cluster:follow-cluster
      (lambda (kind items revision)
@@ -104,7 +104,8 @@ that is not nil. Give up when no node could be reached for TIMEOUT seconds."
                 "How many of the schedule's times that passed while no node ran start a workflow
       late.")
       (count "N" (integer-parser 1 (expt 10 9)) nil
-             "The number of changes after which to stop watching; the most workflows to show.")
+             "The number of changes after which to stop watching; the maximum number of workflows to
+show.")
       (timeout "DURATION" #'parse-seconds 10
                "How long to wait for an answer; with watch, for a node that can be reached.")
       client-tls))

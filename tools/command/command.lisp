@@ -83,7 +83,7 @@ understands."
 ;;; Printing
 
 (defparameter *longest-text* 10000
-  "The most characters that are printed of a name, status message or complaint.")
+  "The maximum number of characters that are printed of a name, status message or complaint.")
 
 (defun shown (text)
   "TEXT, which a server may have sent, made safe for a terminal: on one line, with visible
@@ -93,8 +93,8 @@ characters only, and not longer than *LONGEST-TEXT*."
 ;;; Running
 
 (defun complain (command-name condition)
-  "Print CONDITION, or a text, as one line on standard error; of a .proto file, a line for each
-error."
+  "Print CONDITION, which may be a text, as one line on standard error. If CONDITION is about a
+.proto file, print a line for each error in it."
   (let* ((*print-pretty* nil)
          (text (bounded-text condition :limit *longest-text*)))
     (tell "clgrpc~@[ ~A~]: ~{~A~^~%~}" command-name
@@ -103,14 +103,14 @@ error."
                               (list (substitute #\Space #\Newline text)))))))
 
 (defun tell (control &rest arguments)
-  "Print a line on standard error, of CONTROL and ARGUMENTS as for FORMAT."
+  "Print a line on standard error; CONTROL and ARGUMENTS are those of FORMAT."
   (format *error-output* "~?~%" control arguments)
   (finish-output *error-output*))
 
 (defun run-command (arguments)
   "Run the command line ARGUMENTS, a list of strings; return the exit code: 0, 1 if the command
-failed, 2 if the arguments are wrong. An unforeseen error is a failure, too: a backtrace could
-contain a server's text, with control sequences of terminals."
+failed, 2 if the arguments are wrong. An unforeseen error is a failure, too, and no backtrace is
+printed, because it could contain a server's text with control sequences of terminals."
   (let* ((name (first arguments))
          (command (and name (find-command name))))
     (handler-case

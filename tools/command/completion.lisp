@@ -4,7 +4,8 @@
 (in-package #:clgrpc.tools)
 
 (defun word-names (command)
-  "The options of COMMAND as users type them, a list of (names takes-value file-p text)."
+  "The options of COMMAND as users type them: a list with a list (names takes-value file-p text) for
+each option."
   (cons (list '("--help" "-h") nil nil "Explain the command.")
         (loop for option in (command-options command)
               collect (destructuring-bind (names value text default)

@@ -25,12 +25,12 @@
   (if file (descriptor-file-pool file import-paths) (reflected-pool channel)))
 
 (defun pool-octets (pool)
-  "The octets of the files of POOL, by which it is compared with another pool."
+  "The octets of the files of POOL; two pools with equal octets have the same types."
   (mapcar #'protobuf:file-descriptor-octets (protobuf:type-pool-files pool)))
 
 (defun renew-types (service pool known)
-  "Give SERVICE the methods of POOL, unless KNOWN, a value of POOL-OCTETS, shows that it has them.
-Return the POOL-OCTETS of POOL."
+  "Set the methods of SERVICE to those of POOL, unless KNOWN, the octets that POOL-OCTETS returned
+for its present methods, shows that it has them already. Return the POOL-OCTETS of POOL."
   (let ((octets (pool-octets pool)))
     (unless (equalp octets known)
       (setf (grpc:generic-service-methods service) (grpc:pool-methods pool :raw t))

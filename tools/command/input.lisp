@@ -8,16 +8,17 @@
   (sb-sys:make-fd-stream 0 :input t :element-type 'octet :buffering :full))
 
 (defun read-input (name function)
-  "The value of FUNCTION, which reads the input called NAME; refuse what FUNCTION cannot read."
+  "Call FUNCTION, which reads the input called NAME, and return its value. Signal an error if the
+input cannot be read."
   (handler-case (funcall function)
     (error (error) (refuse "~A cannot be read: ~A" name (report:error-reason error)))))
 
 (defun read-standard-octets (&rest limit)
-  "The octets of the standard input, with the LIMIT of FILE-OCTETS."
+  "The octets of the standard input; LIMIT is that of FILE-OCTETS."
   (read-input "the standard input" (lambda () (apply #'file-octets (octet-input) limit))))
 
 (defun read-standard-text (&key (most (ash 1 26)))
-  "The text of the standard input, at most MOST characters."
+  "The text of the standard input, which may have at most MOST characters."
   (flet ((text ()
            (with-output-to-string (text)
              (loop with part = (make-string 65536)
@@ -33,5 +34,5 @@
   (read-input file (lambda () (file-octets file))))
 
 (defun read-text-file (file &rest limit)
-  "The text of FILE, which is UTF-8, with the LIMIT of FILE-OCTETS."
+  "The text of FILE, which must be UTF-8; LIMIT is that of FILE-OCTETS."
   (read-input file (lambda () (octets-string (apply #'file-octets file limit)))))

@@ -6,9 +6,9 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +knee-ratio+ 21/20
-  "The precision of the search: it ends when the lowest rate found too high and the highest rate
-found good have at most this ratio.")
-(defconstant +most-steps+ 24 "How many runs a search may take.")
+  "The precision of the search: the search ends when the lowest rate that was too high is at most
+this many times the highest rate that was good.")
+(defconstant +most-steps+ 24 "The maximum number of runs of a search.")
 
 (defun find-knee (good-p rate)
   "Search the rates, beginning with RATE. Return two values: among the rates that were tried, the
@@ -29,8 +29,8 @@ nil in place of a rate that does not exist."
   (and (load:run-limited run) (search "the tool" (load:run-limited run)) t))
 
 (defun knee-verdict (run conditions)
-  "The reason, a text, why RUN is not good enough: one of CONDITIONS holds, or fewer calls ended
-than were due. Nil if RUN is good enough."
+  "The reason, a text, why RUN is not good enough: one of CONDITIONS holds, its rate was below nine
+tenths of the intended rate, or calls have not ended. Return nil if RUN is good enough."
   (or (first (report:broken-conditions conditions run))
       (and (< (report:figure-value "rps" run) (* 9/10 (load:run-intended-rps run)))
            (if (tool-limited-p run)
@@ -55,10 +55,10 @@ too high, or nil. BY-TOOL is true if the tool was a limit of the run at BAD."
         (and (not by-tool) bad)))
 
 (defun run-at-knee (plan conditions rate perform)
-  "Search, from RATE on, the highest rate of PLAN's calls that meets CONDITIONS. Return the RUN at
-that rate. PERFORM is a function that makes the run of PLAN. If the user interrupts the search,
-return the RUN that was interrupted. Signal a FAILURE if no rate meets the conditions. A rate counts
-as too high if the server cannot be reached afterwards."
+  "Search for the highest rate of PLAN's calls that meets CONDITIONS; begin with RATE. Return the
+RUN at that rate. PERFORM is a function that makes the run of PLAN. If the user interrupts the
+search, return the RUN that was interrupted. Signal a FAILURE if no rate meets the conditions. A
+rate counts as too high if the server cannot be reached afterwards."
   (declare (type function perform))
   (let ((best nil) (by-tool nil))
     (flet ((good-p (rate)

@@ -50,8 +50,8 @@ complaint."
         (t (write-json value))))
 
 (defun parse-config-file (file)
-  "The arguments in FILE, a JSON object whose members have the names of options. The member host is
-the address of the server."
+  "The arguments in FILE, a JSON object whose members have the names of options. The member `host`
+is the address of the server."
   (let* ((text (read-text-file file))
          (object (handler-case (parse-json text)
                    (clgrpc-error (error) (refuse "~A is not JSON: ~A" file error)))))
@@ -123,7 +123,7 @@ otherwise one empty message."
                                              error))))
 
 (defun load-metadata (&key metadata metadata-file headers &allow-other-keys)
-  "The alist of metadata that calls send."
+  "The metadata that calls send, as an alist."
   (when (and metadata metadata-file) (refuse "-m and -M exclude each other"))
   (append (cond (metadata (parse-string-object metadata "--metadata"))
                 (metadata-file (parse-string-object (read-text-file metadata-file)
@@ -156,7 +156,7 @@ otherwise one empty message."
                                     (and data (write-json (cdr data))))))))
 
 (defun parse-mix (string)
-  "The rows of --mix in STRING, an array in JSON or the name of a file that contains one."
+  "The rows of --mix in STRING, which is an array in JSON or the name of a file with such an array."
   (let* ((text (if (uiop:string-prefix-p "[" (string-left-trim " " string))
                    string
                    (read-text-file string)))
@@ -173,8 +173,8 @@ otherwise one empty message."
 ;;; Schedules
 
 (defun load-schedule (name option kind value start step end step-seconds max-seconds)
-  "The schedule that the options with names --NAME… describe. A constant schedule has VALUE, the
-value of OPTION; it is nil if VALUE is."
+  "The schedule that the options with names --NAME… describe. If it is constant, VALUE, the value of
+OPTION, is its quantity; if VALUE is nil as well, return nil."
   (flet ((number (value) (float value 1d0)))
     (cond ((eq :const kind)
            (when (or start step end max-seconds)
@@ -192,11 +192,11 @@ value of OPTION; it is nil if VALUE is."
 
 (defun load-rate (&key load-schedule rps load-start load-step load-end load-step-duration
                     load-max-duration &allow-other-keys)
-  "The schedule of the rate of an open loop; nil for a closed loop."
+  "The schedule of the rate of an open loop, or nil if the loop is closed."
   (load-schedule "load" "--rps" load-schedule rps load-start load-step load-end load-step-duration
                  load-max-duration))
 
-(defconstant +default-workers+ 50 "The number of workers if no option gives one.")
+(defconstant +default-workers+ 50 "The number of workers if no option sets it.")
 
 (defun load-workers (rate &key async concurrency concurrency-schedule concurrency-start
                        concurrency-step concurrency-end concurrency-step-duration
@@ -211,8 +211,8 @@ is a worker for each call that is due."
                    concurrency-max-duration)))
 
 (defconstant +even-rate+ 4000
-  "The highest rate at which each call begins at a time of its own. To wake up for a call costs the
-tool about 50 µs of CPU time; so calls up to this rate take a fifth of a core at most.")
+  "The highest rate at which each call begins at a time of its own. Waking up for a call costs the
+tool about 50 µs of CPU time, and therefore calls at this rate take a fifth of a core.")
 
 (defconstant +burst-ns+ 1000000
   "The time within which calls that are due begin together if the rate is above +EVEN-RATE+.")
@@ -241,7 +241,7 @@ tool about 50 µs of CPU time; so calls up to this rate take a fifth of a core a
 
 (defun plan-length (&key total duration max-duration duration-stop warm-up skip-first
                     &allow-other-keys)
-  "The arguments of MAKE-PLAN for the end of the run, and for the calls that do not count."
+  "The arguments of MAKE-PLAN that determine the end of the run and the calls that do not count."
   (let ((seconds (or duration max-duration)))
     (when (eql 0 seconds) (refuse "-z and -x are longer than 0"))
     (when (and total (null duration) (<= total skip-first))
@@ -261,7 +261,7 @@ tool about 50 µs of CPU time; so calls up to this rate take a fifth of a core a
 ;;; Targets and channels
 
 (defun method-path (method)
-  "The :path of METHOD, a full name with dots."
+  "The header field :path for METHOD, a full name with dots."
   (let ((dot (position #\. method :from-end t)))
     (format nil "/~A/~A" (subseq method 0 dot) (subseq method (1+ dot)))))
 
@@ -361,8 +361,8 @@ channels."
     ("enable-compression" :enable-compression) (:poisson :poisson) (:warm-up :warm-up ns)
     (:balance :balance) (:stream-call-count :stream-call-count)
     (:stream-interval :stream-interval ns) (:stream-call-duration :stream-call-duration ns))
-  "Rows for the options in reports: the name in reports, which is ghz's if ghz has the option; the
-option's keyword; and the form of its value.")
+  "Rows for the options in reports. Each has the option's name in reports, which is ghz's name if
+ghz has the option; its keyword; and the form of its value.")
 
 (defun told-value (value how)
   "VALUE of an option as JSON, of the type that ghz has for it."
@@ -383,8 +383,8 @@ matters in this run."
     (t (not (member (getf options key) '(nil 0))))))
 
 (defun told-options (plan options)
-  "The options in reports, an alist from names to JSON: those of OPTIONS, the command's plist, and
-of PLAN, the plist that was made from it."
+  "The options in reports, an alist from names to JSON. They come from OPTIONS, the command's plist,
+and from PLAN, the plist that was made from OPTIONS."
   (append (loop for (name key how) in *told-options*
                 when (told-p key options)
                   collect (cons (if (stringp name) name (string-downcase name))
@@ -413,8 +413,8 @@ of PLAN, the plist that was made from it."
 (defun load-request (credentials timeout weight
                      &rest options &key target method authority disable-template-data
                                      enable-compression &allow-other-keys)
-  "The request for calls of METHOD with CREDENTIALS, which may take TIMEOUT seconds and have WEIGHT
-in a mix."
+  "The request for calls of METHOD with CREDENTIALS; a call may take TIMEOUT seconds, and METHOD has
+WEIGHT in a mix."
   (let* ((pool (apply #'load-pool credentials options))
          (rpc-method (find-method-in pool method)))
     (multiple-value-bind (fields maker)

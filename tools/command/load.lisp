@@ -17,7 +17,7 @@
 
 (defun progress-function (total)
   "A function for PERFORM-RUN that shows the progress of the run in one line on standard error.
-TOTAL is the number of calls that will be made, or nil."
+TOTAL is the number of calls that will be made, or nil if it is not known."
   (let ((begin (monotonic-ns)) (last-ns 0) (last-count 0))
     (lambda (control)
       (let ((now (monotonic-ns)))
@@ -38,7 +38,7 @@ TOTAL is the number of calls that will be made, or nil."
 ;;; Results
 
 (defun call-with-output (function file)
-  "Call FUNCTION with a stream to FILE, or to standard output without one."
+  "Call FUNCTION with a stream to FILE or, if FILE is nil, to the standard output."
   (if file
       (handler-case
           (with-open-file (stream file :direction :output :if-exists :supersede
@@ -49,7 +49,7 @@ TOTAL is the number of calls that will be made, or nil."
       (funcall function *standard-output*)))
 
 (defun run-exit-code (run conditions)
-  "The exit code for RUN; print the CONDITIONS that it breaks on standard error."
+  "Return the exit code for RUN, and print those of CONDITIONS that hold on standard error."
   (let ((broken (and conditions (report:broken-conditions conditions run))))
     (dolist (line broken) (tell "~A" line))
     (cond ((eq :interrupted (load:run-ended-early run)) +exit-interrupted+)
@@ -69,7 +69,8 @@ TOTAL is the number of calls that will be made, or nil."
   "The options that can be used with --workers.")
 
 (defun refuse-options-of-one (options)
-  "Refuse OPTIONS, a plist of the command's, that cannot be passed to workers."
+  "Signal an error if OPTIONS, a plist of the command's options, has options that cannot be passed
+to workers."
   (when-let ((wrong (loop for option in (command-options (find-command "load"))
                           for key = (argument-key option)
                           unless (or (member key *options-of-workers*)
@@ -89,12 +90,14 @@ passed."
   (and (not quiet) (interactive-stream-p sb-sys:*stderr*)))
 
 (defvar *failed-round* nil
-  "Why a round after the first could not be made, a condition, or nil.")
+  "The condition because of which a round after the first could not be made, or nil if all could be
+made.")
 
 (defun make-round (number make-run)
-  "The value of MAKE-RUN, a function without arguments that makes the run of the round NUMBER, from
-0 on. Return nil if the process must end before anything was measured. Return nil also if a round
-after the first cannot be made, and note the reason, since the rounds before it are worth a report."
+  "Call MAKE-RUN, a function without arguments that makes the run of the round NUMBER (the first is
+0), and return its value. Return nil if the process must end before anything was measured. Return
+nil also if a round after the first cannot be made, and note the reason, because the earlier rounds
+should still be reported."
   (handler-bind (((or load:run-failed failure)
                    (lambda (condition)
                      (when (load:terminated-p) (return-from make-round nil))
@@ -104,8 +107,8 @@ after the first cannot be made, and note the reason, since the rounds before it 
     (funcall make-run)))
 
 (defun report-terminated (run)
-  "Return RUN, the last run, marked as ended by SIGTERM. If RUN is nil, since nothing was measured,
-end the process."
+  "Mark RUN, the last run, as ended by SIGTERM, and return it. If RUN is nil, because nothing was
+measured, end the process."
   (unless run (sb-ext:exit :code +exit-terminated+))
   (setf (load:run-ended-early run) :terminated)
   run)
@@ -195,16 +198,17 @@ grpc.testing.BenchmarkService."
                                           (lambda () (load:perform-run plan)))))))))
 
 (defun counted-reading (url name)
-  "The counts for the method NAME in the metrics of the server at URL: a METHOD-READING or nil."
+  "The counts for the method NAME in the metrics of the server at URL: a METHOD-READING, or nil if
+the metrics have none."
   (find-if (lambda (reading)
              (and (string= "server" (method-reading-role reading))
                   (string= name (method-reading-name reading))))
            (get-metrics url)))
 
 (defun server-figures (before after)
-  "What a server has counted between BEFORE, a METHOD-READING or nil, and AFTER, in the form of
-RUN-SERVER. Signal a FAILURE if the counts are not known."
-  (unless after (fail-command "there is nothing about the method"))
+  "The counts of a server for the time between BEFORE, a METHOD-READING or nil, and AFTER, in the
+form of RUN-SERVER. Signal a FAILURE if the counts are not known."
+  (unless after (fail-command "the server's metrics have no counts of the method"))
   (when (and before (< (method-reading-ended after) (method-reading-ended before)))
     (fail-command "they have fallen, as after a restart of the server"))
   (let ((buckets (buckets-since after before)))
@@ -241,7 +245,7 @@ that after the run, print the reason on standard error and return the RUN withou
   "The options that cannot be used with a mix of methods.")
 
 (defun method-called (&rest options &key method call mix &allow-other-keys)
-  "The method to call, from the parameter or ghz's --call; nil for a mix."
+  "The method to call, from the parameter or ghz's option --call, or nil if the calls are a mix."
   (when mix
     (loop for (key name) in *options-of-one-method*
           when (getf options key) do (refuse "--mix and ~A exclude each other" name)))

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tools)
 
 (defun make-standard-input ()
-  "A stream that reads UTF-8 from the standard input, in every locale."
+  "A stream that reads the standard input as UTF-8, whatever the locale."
   (sb-sys:make-fd-stream 0 :input t :name "standard input" :buffering :full
                            :external-format '(:utf-8 :replacement #\?)))
 

@@ -4,8 +4,8 @@
 (in-package #:clgrpc.tools)
 
 (defun roff (text)
-  "TEXT in the form that makes roff print it: with requests and escapes made harmless, lines filled,
-and each item of a list on a new line."
+  "Return TEXT in a form that roff prints unchanged: requests and escapes are made harmless, lines
+are filled, and each item of a list begins a line."
   (with-output-to-string (out)
     (loop for (line . more) on (uiop:split-string text :separator '(#\Newline))
           for bare = (string-left-trim " " line)

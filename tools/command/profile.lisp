@@ -91,7 +91,7 @@ system calls, waits and switches of thread, batons, allocation and collections. 
     (when (and (eq :off-cpu stacks) (not stacks-only))
       (refuse "--stacks needs -O folded or pprof"))
     (when (and command (null load))
-      (tell "clgrpc profile: the process has no load; --load makes one"))
+      (tell "clgrpc profile: no load is generated; give --load a command that makes calls"))
     (let ((before (and compare (call-for-profile #'profile:read-profile compare)))
           (profile (call-for-profile #'profile:profile
                                      :pid pid :command command :in-flight in-flight

@@ -12,7 +12,7 @@
   (page nil)                            ; the offer's handler for HTTP, if the web is served, or nil
   (execution '() :type (or list (eql :inline)))) ; an alist for START-SERVER; :inline for all
 
-(defvar *offers* '() "The services of `serve`, in the order of its help text.")
+(defvar *offers* '() "The services that `serve` offers, in the order of its help text.")
 
 (defun add-offer (name summary maker &key execution page)
   "Let `serve` offer services under NAME, described by SUMMARY in its help: the service objects that
@@ -46,15 +46,15 @@ START-SERVER, or :inline for all of them. PAGE, if given, is a handler of HTTP t
   "The offers whose names are in STRING, with commas between."
   (let ((offers (loop for name in (uiop:split-string string :separator ",")
                       collect (or (find name *offers* :key #'offer-name :test #'string=)
-                                  (refuse "there is no service ~S; there are ~{~A~^, ~}" name
-                                          (offer-names))))))
+                                  (refuse "no service is called ~S; the services are ~
+                                           ~{~A~^, ~}" name (offer-names))))))
     (unless (= (length offers) (length (remove-duplicates offers)))
       (refuse "a service is named twice in ~S" string))
     offers))
 
 (defun offered-services (offers)
-  "The service objects of OFFERS, and as the second value the alist for START-SERVER that says where
-their methods run. Refuse OFFERS if two offers have the same service."
+  "Return two values: the service objects of OFFERS, and the alist for START-SERVER that determines
+the threads of their methods. Signal an error if two offers have the same service."
   (let ((services '()) (execution '()))
     (dolist (offer offers)
       (let ((made (funcall (offer-maker offer))))
@@ -64,8 +64,8 @@ their methods run. Refuse OFFERS if two offers have the same service."
     (values services execution)))
 
 (defun placement (offer services)
-  "The alist for START-SERVER that says where the methods of OFFER run; its service objects are
-SERVICES."
+  "The alist for START-SERVER that determines the threads of the methods of OFFER; SERVICES are its
+service objects."
   (if (eq :inline (offer-execution offer))
       (loop for service in services
             append (loop for method in (method:service-methods service)
@@ -73,7 +73,7 @@ SERVICES."
       (offer-execution offer)))
 
 (defun refuse-duplicates (offers services)
-  "Refuse OFFERS if two of their SERVICES have the same name."
+  "Signal an error if two of SERVICES, which OFFERS have made, have the same name."
   (flet ((names (service)
            (remove-duplicates (mapcar #'method:rpc-method-service-name
                                       (method:service-methods service))

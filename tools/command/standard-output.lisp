@@ -12,10 +12,11 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +exit-broken-pipe+ 141
-  "The exit code if the reader of the output, such as `head`, has closed the pipe: the code of a
-process ended by SIGPIPE.")
+  "The exit code if the reader of the output, such as `head`, has closed the pipe. It is the code of
+a process that SIGPIPE has ended.")
 
-(defconstant +output-octets+ 65536 "The octets that a stream gathers before it writes them.")
+(defconstant +output-octets+ 65536 "The number of octets that a stream gathers before it writes
+them.")
 
 (define-condition output-error (stream-error)
   ((reason :initarg :reason :reader output-error-reason))
@@ -42,11 +43,12 @@ process ended by SIGPIPE.")
   "~A" (output-name output))
 
 (defun await-room (output)
-  "Wait, at most a second, until OUTPUT's descriptor, which does not block, may take more octets."
+  "Wait, for at most a second, until OUTPUT's descriptor, which does not block, may accept more
+octets."
   (sb-sys:wait-until-fd-usable (output-descriptor output) :output 1 nil))
 
 (defun fail-output (output result)
-  "Handle the failure of a write to OUTPUT, whose result was RESULT."
+  "Handle the failure of a write to OUTPUT; RESULT is the value of the system call."
   (setf (output-torn output) (/= 10 (output-last output)))
   (if (= result (- os:+epipe+))
       (funcall (output-unread output))
@@ -69,7 +71,7 @@ or, if the reader has closed the pipe, call the function UNREAD."
                      (t (return (fail-output output result))))))))
 
 (defun gather (output octets)
-  "Give OCTETS to OUTPUT, which writes them when there are enough."
+  "Add OCTETS to the gathered octets of OUTPUT, and write these when they are enough."
   (let ((gathered (output-gathered output)))
     (when (shiftf (output-torn output) nil) (append-octet gathered 10))
     (append-octets gathered octets)

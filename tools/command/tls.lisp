@@ -11,8 +11,8 @@
   (tls-name "NAME" #'identity nil "The name that must be in the server's certificate."))
 
 (defun client-credentials (roots certificate key name &key (prefix "tls") (alpn t))
-  "The credentials for the values of the options CLIENT-TLS; nil if none is given. PREFIX is the
-beginning of these options' names; ALPN is as for TLS-CREDENTIALS."
+  "The credentials for the values of the options CLIENT-TLS, or nil if none of these is given.
+PREFIX is the beginning of the options' names; ALPN is that of TLS-CREDENTIALS."
   (cond (roots
          (when (and key (not certificate)) (refuse "--~A-key needs --~:*~A-cert" prefix))
          (grpc:tls-credentials :roots (if (string= roots "system") :system roots)

@@ -220,7 +220,7 @@ a FAILURE that lists the methods of the service."
                          (subseq name (1+ (position #\. name :from-end t)))
                          (names-text (map 'list #'protobuf:descriptor-name
                                           (protobuf:service-descriptor-methods service)))))
-          (t (fail-command "there is no service ~A~@[; there are ~A~]" (service-of-method name)
+          (t (fail-command "no service is called ~A~@[; the services are ~A~]" (service-of-method name)
                            (and (pool-services pool) (names-text (pool-services pool))))))))
 
 (defun find-method-in (pool name)

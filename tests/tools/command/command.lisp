@@ -75,7 +75,7 @@ one line on standard error."
         (is (search (format nil "~%  ~A " name) testee)))
       (is (search "route-guide" offers))
       (is (not (search "interop" offers))))
-    (is (search "there is no service \"interop\"; there are greeter, route-guide, chat"
+    (is (search "no service is called \"interop\"; the services are greeter, route-guide, chat"
                 (lines (support:clgrpc-program) "serve" "interop")))))
 
 (test no-command
@@ -180,9 +180,9 @@ Return its exit code and what it says on the standard error, once it has ended."
              "~S" address)))
 
 (test wrong-services
-  (is-true (refused-p "there is no service \"echo\"; there are greeter, route-guide, chat, bench, interop"
+  (is-true (refused-p "no service is called \"echo\"; the services are greeter, route-guide, chat, bench"
                       "serve" "echo"))
-  (is-true (refused-p "there is no service \"\"" "serve" "greeter,"))
+  (is-true (refused-p "no service is called \"\"" "serve" "greeter,"))
   (is-true (refused-p "a service is named twice" "serve" "greeter,greeter"))
   (is-true (refused-p "cannot go together: more than one serves routeguide.RouteGuide"
                       "serve" "route-guide,bench")))

@@ -71,7 +71,7 @@
             "helloworld.Greter/SayHello")
       (said "the server has no service helloworld; it has " address "helloworld.Greeter")
       (said "helloworld.Greeter has no method SayHelo" address "helloworld.Greeter/SayHelo")
-      (said "there is no service x.Y; there are routeguide.RouteGuide" "--proto"
+      (said "no service is called x.Y; the services are routeguide.RouteGuide" "--proto"
             *route-guide-proto* address "x.Y/Z")
       (said "/nowhere/x.json cannot be read: No such file or directory" address
             "helloworld.Greeter/SayHello" "-D" "/nowhere/x.json")
