@@ -21,7 +21,8 @@ the length of GIVEN."
     (zerop difference)))
 
 (defun host-part (text)
-  "The host of TEXT, an address or a Host header: the part before the port, without brackets."
+  "The host in TEXT, an address or the value of a Host header: the part before the port, without
+brackets."
   (let ((close (position #\] text)))
     (cond ((and close
                 (char= #\[ (char text 0))
@@ -55,9 +56,9 @@ own."
   (format nil "clgrpc-console-~A" (console-name console)))
 
 (defun find-cookie (name header)
-  "The value of the cookie NAME in HEADER, the value of a header cookie; or nil. A peer without the
-token can repeat a long header at the cost of an octet or two, so nothing is copied before the
-cookie is found."
+  "The value of the cookie NAME in HEADER, the value of a header `cookie`, or nil if HEADER does not
+contain it. Nothing is copied before the cookie is found, because a peer without the token can
+repeat a long header at the cost of an octet or two."
   (let ((pair (concatenate 'string name "=")) (header (coerce header 'simple-string)) (start 0))
     (declare (type simple-string header) (type index start))
     (loop
@@ -73,12 +74,12 @@ cookie is found."
         (setf start (1+ end))))))
 
 (defun cookie-value (request name)
-  "The value of the cookie NAME of REQUEST, or nil."
+  "The value of the cookie NAME of REQUEST, or nil if REQUEST has no such cookie."
   (loop for (header . value) in (exchange:http-request-headers request)
           thereis (and (string= "cookie" header) (find-cookie name value))))
 
 (defun bearer-token (request)
-  "The token in the authorization header of REQUEST, or nil."
+  "The token in the authorization header of REQUEST, or nil if that header contains none."
   (let ((value (exchange:http-request-header request "authorization")) (scheme "Bearer "))
     (and value
          (< (length scheme) (length value))
@@ -86,8 +87,9 @@ cookie is found."
          (subseq value (length scheme)))))
 
 (defun token-place (console request)
-  "The place of CONSOLE's token in REQUEST: :header, for a cookie or authorization; :address; or nil
-if REQUEST lacks it. If CONSOLE has no token, the value is :header."
+  "The place of CONSOLE's token in REQUEST: :address if the address contains the token; :header if
+only a cookie or the authorization has it; nil if REQUEST lacks the token. If CONSOLE has no token,
+return :header."
   (let ((token (console-token console)))
     (flet ((right-p (given) (and given (secrets-equal-p token given))))
       (cond ((null token) :header)
@@ -97,8 +99,8 @@ if REQUEST lacks it. If CONSOLE has no token, the value is :header."
             ((right-p (exchange:http-request-parameter request "token")) :address)))))
 
 (defun host-allowed-p (console request)
-  "True if the host in REQUEST is allowed: any host if CONSOLE is remote, else only a name or
-address of this machine."
+  "True if REQUEST names an allowed host: any host if CONSOLE is remote, else only a name or address
+of this machine."
   (or (console-remote-p console)
       (loopback-host-p (host-part (or (exchange:http-request-header request "host") "")))))
 
@@ -109,7 +111,7 @@ address of this machine."
 ;;; Answers
 
 (defun safe-headers (type &rest more)
-  "The headers, an alist, of an answer whose media type is TYPE, and the entries MORE."
+  "The headers, an alist, of an answer whose media type is TYPE; the entries MORE are added."
   (list* (cons "content-type" type)
          '("cache-control" . "no-store")
          '("x-content-type-options" . "nosniff")
@@ -118,7 +120,7 @@ address of this machine."
          more))
 
 (defun refuse (http-status text &rest more)
-  "Answer with HTTP-STATUS and TEXT, and MORE headers."
+  "Answer with HTTP-STATUS and TEXT, and with the further headers MORE."
   (values http-status
           (apply #'safe-headers "text/plain; charset=utf-8" more)
           (format nil "~A~%" text)))

@@ -3,8 +3,9 @@
 (in-package #:clgrpc.console)
 
 (defun open-console (addresses metrics credentials)
-  "Return a console of METRICS that will be shown on ADDRESSES. The console's address contains a
-secret; so ADDRESSES may be reached by other machines only over TLS, by CREDENTIALS."
+  "Return a console of METRICS that will be shown on ADDRESSES. Signal an error if other machines
+can reach ADDRESSES without TLS, that is, without CREDENTIALS, because the console's address
+contains a secret."
   (let ((remote (notevery #'loopback-address-p addresses)))
     (when (and remote (null credentials))
       (command:refuse "--console ~{~A~^,~}: the secret of the console would cross the network ~

@@ -8,7 +8,7 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun cut-at (text mark)
-    "The parts of TEXT between MARKs, a list."
+    "A list of the parts of TEXT that MARK separates."
     (loop for start = 0 then (+ end (length mark))
           for end = (search mark text :start2 start)
           collect (subseq text start end)
@@ -91,8 +91,8 @@ the answer, as SEND-PAGE, SEND-JSON and REFUSE do, and may wait. From any thread
                   (list (list name title function))))))
 
 (defun page-below (console below)
-  "The page of CONSOLE to which BELOW, a path, belongs: a list of its name, title and function; or
-nil."
+  "The page of CONSOLE to which BELOW, a path, belongs: a list of its name, title and function.
+Return nil if BELOW belongs to no page."
   (let ((slash (position #\/ below)))
     (and slash (assoc (subseq below 0 slash) (console-pages console) :test #'string=))))
 
@@ -118,7 +118,7 @@ nil."
           (t (refuse 503 (format nil "~D viewers are already connected here." +viewers+))))))
 
 (defun console-handler (console)
-  "Return a handler for START-SERVER's :http that shows CONSOLE, a value of MAKE-CONSOLE, in a
+  "Return a handler for START-SERVER's :http that shows CONSOLE, which MAKE-CONSOLE returned, in a
 browser, at CONSOLE's path. The server may be one that serves gRPC. If other machines can reach a
 server with this handler, a server for the console alone is the better choice. From any thread."
   (check-type console console)
@@ -129,8 +129,8 @@ server with this handler, a server for the console alone is the better choice. F
 
 (defun console-url (console server)
   "Return the address at which a browser finds CONSOLE, whose handler SERVER has. The address is a
-string, and secret since it contains the token. Return nil if SERVER listens on no address of the
-network. From any thread."
+string, which is secret because it contains the token. Return nil if SERVER listens on no address of
+the network. From any thread."
   (when-let ((address (find-if-not (lambda (address)
                                      (or (uiop:string-prefix-p "unix" address)
                                          (uiop:string-prefix-p "inproc:" address)))

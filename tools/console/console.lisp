@@ -4,7 +4,7 @@
 
 (in-package #:clgrpc.console)
 
-(defconstant +token-octets+ 16 "How many random octets a token is made of.")
+(defconstant +token-octets+ 16 "The number of random octets from which a token is made.")
 
 (defclass console ()
   ((metrics :initarg :metrics :reader console-metrics) ; the metrics whose counts it shows
@@ -47,7 +47,8 @@
                                          (find char "/-_.")))
                       path)
                (char= #\/ (char path 0) (char path (1- (length path)))))
-    (misuse "The console's path is of letters, digits and -_./, with a slash at both ends, not ~S."
+    (misuse "The path of a console has letters, digits and -_./, with a slash at both ends; it ~
+             cannot be ~S."
             path))
   path)
 
@@ -65,19 +66,19 @@
                        (token (random-hex +token-octets+)))
   "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL. The console
 shows, together, all servers and channels that have it as observer. CONSOLE-HANDLER makes the page
-that shows it; CONSOLE-URL returns its address. The page shows the counts of METRICS, a value of
-MAKE-METRICS; by default the console has its own, see CONSOLE-METRICS. These metrics count all that
-the console observes; a server or channel whose :observer has both the console and METRICS is still
-counted once. EXEMPLAR, such as TRACE-EXEMPLAR, is a function of a call that has ended, which
-returns an alist of strings to be shown with it, or nil; it is called on the call's loop and must
-not wait. PATH is the path of the page, with a slash at both ends. Unless REMOTE is true, only this
-machine may use it. A request for the page must have TOKEN, 16 to 256 letters, digits and -_.,
-random by default; nil means that any user of this machine may use it. Signal MISUSE for a wrong
-argument, such as REMOTE without a TOKEN. From any thread."
+that shows it; CONSOLE-URL returns its address. The page shows the counts of METRICS, which
+MAKE-METRICS returned; by default the console has its own metrics, see CONSOLE-METRICS. These
+metrics count all that the console observes; the calls of a server or channel whose :observer has
+both the console and METRICS are still counted once. EXEMPLAR, such as TRACE-EXEMPLAR, is a function
+of a call that has ended, which returns an alist of strings to show with the call, or nil; it is
+called on the call's loop and must not wait. PATH is the path of the page, with a slash at both
+ends. Unless REMOTE is true, only this machine may use it. A request for the page must have TOKEN,
+16 to 256 letters, digits and -_., random by default; nil means that any user of this machine may
+use it. Signal MISUSE for a wrong argument, such as REMOTE without a TOKEN. From any thread."
   (unless (typep metrics '(or null metrics:metrics))
-    (misuse ":metrics is a value of MAKE-METRICS, not ~S." metrics))
+    (misuse ":metrics must be an object that MAKE-METRICS returned, not ~S." metrics))
   (unless (typep exemplar '(or symbol function))
-    (misuse ":exemplar is a function of a call, not ~S." exemplar))
+    (misuse ":exemplar must be a function of a call, not ~S." exemplar))
   (when (and remote (null token))
     (misuse "A console that other machines may use needs a token."))
   (let ((console (make-instance 'console :metrics (or metrics (metrics:make-metrics))
@@ -91,7 +92,7 @@ argument, such as REMOTE without a TOKEN. From any thread."
   console-metrics "The metrics whose counts CONSOLE shows. From any thread.")
 
 (defun listen-to-log (tail)
-  "Pass events of the log to TAIL until it is garbage."
+  "Pass events of the log to TAIL until TAIL is garbage."
   (let ((pointer (sb-ext:make-weak-pointer tail)))
     (labels ((listener (level event &rest plist)
                (if-let ((tail (sb-ext:weak-pointer-value pointer)))
@@ -102,7 +103,7 @@ argument, such as REMOTE without a TOKEN. From any thread."
 ;;; Noting the metrics of the last hour
 
 (defun look-if-due (console)
-  "Read CONSOLE's metrics, unless another loop has caused that a short while ago."
+  "Read CONSOLE's metrics, unless they were read a short while ago for another loop."
   (let* ((hour (console-hour console))
          (now (monotonic-ns))
          (taken-ns (update-stream-taken-ns (hour-update-stream hour))))
@@ -147,7 +148,7 @@ LOOP has stopped. On LOOP."
 
 (defun keeping-observer (console target loop)
   "An observer that keeps, for CONSOLE, calls of LOOP or, if LOOP is nil, of threads without a loop.
-TARGET is that of their channel, or nil."
+TARGET is the target of the calls' channel, or nil if they have no channel."
   (let* ((sample-set (sample-set-of-loop console loop))
          (lock (sample-set-lock sample-set))
          (exemplar (console-exemplar console)))

@@ -10,7 +10,8 @@
 (in-package #:clgrpc.console)
 
 (defconstant +look-seconds+ 12
-  "The seconds between two looks: an update stream holds +UPDATES+ of them, which is an hour.")
+  "The number of seconds between two looks. An update stream holds +UPDATES+ looks, the looks of an
+hour.")
 
 (defstruct (hour (:copier nil))
   "The looks of the last hour."
@@ -37,8 +38,8 @@
     nil))
 
 (defun hour-object (hour looks series)
-  "The JSON object with the last LOOKS looks of HOUR, and with its series from the number SERIES on.
-The caller holds HOUR's lock."
+  "The JSON object with the last LOOKS looks of HOUR, and with its series whose numbers are SERIES
+or higher. The caller must hold HOUR's lock."
   (let* ((update-stream (hour-update-stream hour))
          (updates (fifo-items (update-stream-updates update-stream))))
     (list (cons "series" (json-list (mapcar #'series-row (all-series update-stream :from series))))
@@ -50,7 +51,7 @@ The caller holds HOUR's lock."
     (hour-object hour +updates+ 0)))
 
 (defun hour-news (hour)
-  "The part of HOUR that viewers do not have yet, or nil."
+  "The part of HOUR that viewers do not have yet, or nil if they have everything."
   (sb-thread:with-mutex ((hour-lock hour))
     (let* ((looks (- (hour-looks hour) (shiftf (hour-told-looks hour) (hour-looks hour))))
            (count (hash-table-count (update-stream-series (hour-update-stream hour))))

@@ -9,14 +9,17 @@
 
 (in-package #:clgrpc.console)
 
-(defconstant +slow-calls+ 16 "How many slow calls of a minute a sample set keeps.")
+(defconstant +slow-calls+ 16
+  "The maximum number of slow calls of a minute that a sample set keeps.")
 (defconstant +remembered-calls+ 120
-  "How many slow calls of earlier minutes a sample set remembers: those of the last hour.")
-(defconstant +remembered-a-minute+ 2 "How many of these calls belong to one minute.")
-(defconstant +failed-calls+ 32 "How many failed calls a sample set keeps.")
-(defconstant +failures-per-second+ 10 "How many failed calls a sample set takes in a second.")
-(defconstant +minute-ns+ 60000000000 "How long slow calls are collected before a new collection
-begins.")
+  "The maximum number of slow calls of earlier minutes that a sample set remembers: those of the
+last hour.")
+(defconstant +remembered-a-minute+ 2 "The maximum number of these calls that belong to one minute.")
+(defconstant +failed-calls+ 32 "The maximum number of failed calls that a sample set keeps.")
+(defconstant +failures-per-second+ 10
+  "The maximum number of failed calls that a sample set takes in a second.")
+(defconstant +minute-ns+ 60000000000 "The time in which slow calls are collected before a new
+collection begins.")
 
 (defstruct (sample (:constructor make-sample (number unix-ns ns plist)) (:copier nil))
   "A call that has ended, kept for display."

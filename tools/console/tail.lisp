@@ -6,12 +6,12 @@
 (in-package #:clgrpc.console)
 
 (defconstant +tail-events+ 200
-  "How many events each of the two rings holds: the ring of events about calls and the ring of all
-others.")
+  "The maximum number of events in each of the two rings: the ring of events about calls, and the
+ring of all other events.")
 (defconstant +events-per-second+ 50
-  "How many events each of the two rings takes in a second.")
-(defconstant +value-characters+ 300 "How long a value in the tail may be.")
-(defconstant +value-backtrace+ 4000 "How long a backtrace in the tail may be.")
+  "The maximum number of events that each of the two rings takes in a second.")
+(defconstant +value-characters+ 300 "The maximum number of characters of a value in the tail.")
+(defconstant +value-backtrace+ 4000 "The maximum number of characters of a backtrace in the tail.")
 
 (defstruct (entry (:constructor make-entry (number unix-ns level event plist)) (:copier nil))
   "An event of the log."
@@ -58,8 +58,8 @@ others.")
   (if (eq :call event) (tail-calls tail) (tail-others tail)))
 
 (defun room-in-second-p (tail event now)
-  "True if TAIL may take another EVENT in the second of NOW; then count it, else count it as
-dropped. The caller holds the lock."
+  "True if TAIL may take another EVENT in the second of NOW. If so, count EVENT, else count it as
+dropped. The caller must hold TAIL's lock."
   (when (>= now (tail-second-ns tail))
     (setf (tail-second-ns tail) (+ now +ns-per-second+)
           (event-ring-taken (tail-calls tail)) 0
@@ -82,7 +82,7 @@ dropped. The caller holds the lock."
                 (make-entry number (real-time-ns) level event texts)))))))
 
 (defun entries-after (tail number)
-  "The entries of TAIL that have a higher number than NUMBER, the oldest first. From any thread."
+  "The entries of TAIL whose numbers are higher than NUMBER, the oldest first. From any thread."
   (sb-thread:with-mutex ((tail-lock tail))
     (sort (loop for ring in (list (tail-others tail) (tail-calls tail))
                 append (loop for entry across (event-ring-entries ring)

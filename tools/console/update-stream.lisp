@@ -4,7 +4,8 @@
 
 (in-package #:clgrpc.console)
 
-(defconstant +updates+ 300 "How many updates an update stream keeps and the page shows.")
+(defconstant +updates+ 300
+  "The maximum number of updates that an update stream keeps and that the page shows.")
 
 (defparameter *durations*
   '(("grpc.server.call.duration" . "server") ("grpc.client.call.duration" . "client"))
@@ -15,7 +16,7 @@
     "clgrpc.server.refusals" "clgrpc.loop.turns" "clgrpc.loop.connections"
     "clgrpc.gc.collections" "clgrpc.gc.pause" "clgrpc.heap.used" "clgrpc.heap.limit"
     "clgrpc.heap.allocated" "process.cpu.time" "process.memory.usage" "process.thread.count")
-  "The instruments whose values are shown. The number of open descriptors is not among them:
+  "The instruments whose values are shown. The number of open descriptors is not among them, because
 counting thousands takes long.")
 
 (defstruct (series (:constructor make-series (number attributes)) (:copier nil))
@@ -26,7 +27,7 @@ counting thousands takes long.")
   (sum 0 :type real))                   ; how many seconds the calls took together
 
 (defstruct (update-stream (:copier nil))
-  "The data of the last reading of a console, and its last updates. One thread's."
+  "The data of the last reading of a console, and its last updates. Only one thread uses it."
   (series (make-hash-table :test 'equal) :type hash-table :read-only t) ; series by attributes
   (bounds '() :type list)               ; the bounds of the buckets, in seconds
   (values (make-hash-table :test 'equal) :type hash-table :read-only t) ; values by name
@@ -96,14 +97,15 @@ counting thousands takes long.")
     (alexandria:ensure-gethash attributes table (make-series (hash-table-count table) attributes))))
 
 (defun count-row (number sum buckets)
-  "The element of \"counts\" for the series NUMBER; nil if BUCKETS are all empty."
+  "The element of \"counts\" for the series NUMBER, or nil if BUCKETS are all empty."
   (let ((pairs (loop for count in buckets
                      for bucket from 0
                      unless (zerop count) append (list bucket count))))
     (and pairs (json-list (list* number (json-number sum) pairs)))))
 
 (defun update-series (update-stream role point)
-  "Note POINT of a histogram in UPDATE-STREAM; return the row for \"counts\", or nil."
+  "Note POINT of a histogram in UPDATE-STREAM; return the row for \"counts\", or nil if POINT has
+not changed."
   (let* ((series (ensure-series update-stream (attributes-of role point)))
          (buckets (metrics:point-buckets point))
          (before (or (series-buckets series) (mapcar (constantly 0) buckets)))
@@ -118,7 +120,7 @@ counting thousands takes long.")
   (json-list (cons (series-number series) (series-attributes series))))
 
 (defun all-series (update-stream &key (from 0))
-  "The series of UPDATE-STREAM whose numbers are at least FROM, in the order of these."
+  "The series of UPDATE-STREAM whose numbers are FROM or higher, in the order of their numbers."
   (sort (loop for series being the hash-values of (update-stream-series update-stream)
               when (>= (series-number series) from) collect series)
         #'< :key #'series-number))
@@ -167,7 +169,8 @@ value has not changed."
   (json-list (mapcar #'json-number (update-stream-bounds update-stream))))
 
 (defun timed-members (update-stream now &rest names-and-values)
-  "As MEMBERS, with \"time\" and \"seconds\" in addition, for an update of UPDATE-STREAM at NOW."
+  "This does what MEMBERS does, and adds \"time\" and \"seconds\", for an update of UPDATE-STREAM at
+NOW."
   (let ((before-ns (shiftf (update-stream-taken-ns update-stream) now)))
     (apply #'members "time" (unix-ms (real-time-ns))
            "seconds" (ns-seconds (if (zerop before-ns) 0 (- now before-ns)))

@@ -23,8 +23,8 @@
 
 (in-package #:clgrpc.console)
 
-(defconstant +links+ 50 "The most connections of a loop that are shown.")
-(defconstant +threads+ 100 "How many names of threads are shown.")
+(defconstant +links+ 50 "The maximum number of connections that are shown for each loop.")
+(defconstant +threads+ 100 "The maximum number of names of threads that are shown.")
 
 ;;; The data about calls, events, servers and threads
 
@@ -34,7 +34,7 @@
          (json-object (sample-plist sample))))
 
 (defun samples-after (console number)
-  "The calls of CONSOLE that are kept and have a higher number than NUMBER, the oldest first."
+  "The calls that CONSOLE keeps and whose numbers are higher than NUMBER, the oldest first."
   (let ((sample-sets (sb-thread:with-mutex ((console-lock console))
                        (mapcar #'cdr (console-sample-sets console)))))
     (sort (loop for sample-set in sample-sets
@@ -69,7 +69,8 @@
   (mapcar #'server-object (shown-servers)))
 
 (defun thread-rows ()
-  "How many threads there are of each name, the most first."
+  "Lists of a name of threads and the number of threads of that name, sorted by name; at most
++THREADS+ lists."
   (let ((counts (make-hash-table :test 'equal)))
     (dolist (thread (sb-thread:list-all-threads))
       (incf (gethash (or (sb-thread:thread-name thread) "") counts 0)))
@@ -85,8 +86,8 @@
 ;;; Updates
 
 (defun take-update (console update-stream now)
-  "Read the data of CONSOLE at NOW of the monotonic clock, note them in UPDATE-STREAM, and return
-the changes since the previous update, an object for WRITE-JSON."
+  "Read the data of CONSOLE at the time NOW of the monotonic clock, and note them in UPDATE-STREAM.
+Return the changes since the previous update, an object for WRITE-JSON."
   (let* ((first-new (hash-table-count (update-stream-series update-stream)))
          (calls (samples-after console (update-stream-call update-stream)))
          (entries (entries-after (console-tail console) (update-stream-entry update-stream)))
@@ -146,5 +147,5 @@ the changes since the previous update, an object for WRITE-JSON."
                     "threads" (json-list (update-stream-threads update-stream))))))
 
 (defun event-text (name object)
-  "The server-sent event NAME with OBJECT."
+  "The text of the server-sent event NAME with OBJECT as its data."
   (format nil "event: ~A~%data: ~A~%~%" name (write-json object)))

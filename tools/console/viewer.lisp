@@ -9,15 +9,16 @@
 
 (in-package #:clgrpc.console)
 
-(defconstant +viewers+ 16 "How many viewers a console may have at once.")
-(defconstant +period-ns+ 1000000000 "The shortest time between two updates, in ns.")
+(defconstant +viewers+ 16 "The maximum number of viewers of a console at one time.")
+(defconstant +period-ns+ 1000000000 "The minimum time between two updates, in nanoseconds.")
 (defconstant +thrift+ 100
   "A factor: the next update is due when this many times the processor time of the last one has
 passed.")
 (defconstant +waiting-characters+ 1000000
-  "The most characters of updates that may wait for a slow viewer: enough for some minutes.")
+  "The maximum number of characters of updates that wait for a slow viewer: enough for some
+minutes.")
 (defconstant +update-stream-ns+ 60000000000
-             "How long an update stream is kept without a viewer.")
+             "The time for which an update stream without a viewer is kept.")
 
 (defstruct (viewer (:constructor make-viewer (request)) (:copier nil))
   "A page in a browser that shows the console, connected by a stream of events."
@@ -74,8 +75,8 @@ CONSOLE to the other viewers."
                                                                       update-stream))))))))))
 
 (defun update-due-ns (now spent-ns)
-  "The due time of the next update, after an update that was due NOW and took the processor for
-SPENT-NS."
+  "The time at which the next update is due, after an update that was due at NOW and used SPENT-NS
+of processor time."
   (+ now (max +period-ns+ (* +thrift+ spent-ns))))
 
 (defun show-update (console viewers)

@@ -6,7 +6,7 @@
 (defun pool-methods (pool names)
   "The methods of the services of POOL that are called NAMES, as REST:MAKE-ROUTES takes them."
   (flet ((type-of-name (name)
-           (or (protobuf:find-pool-type pool name) (fail-command "there is no ~A" name))))
+           (or (protobuf:find-pool-type pool name) (fail-command "no type is called ~A" name))))
     (loop for name in names
           append (loop for method in (protobuf:service-descriptor-methods
                                       (need-descriptor pool name 'protobuf:service-descriptor

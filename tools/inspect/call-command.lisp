@@ -58,10 +58,10 @@ reads --proto."
 (defun call-with-descriptor-source
        (function address symbol proto import-paths headers timeout credentials)
   "Call FUNCTION with three arguments: SYMBOL; a function that lists the names of the services; and
-a function that returns a pool with the symbols of a list. With PROTO no address is given, so that
-the first argument of the command is SYMBOL."
+a function that returns a pool with the symbols of a list. If PROTO is given, the command has no
+address, and its first argument is SYMBOL."
   (cond (proto
-         (when symbol (refuse "there is no ADDRESS with --proto"))
+         (when symbol (refuse "with --proto, leave out ADDRESS"))
          (let ((pool (proto-pool proto import-paths)))
            (funcall function address (lambda () (pool-services pool)) (constantly pool))))
         ((null address) (refuse "ADDRESS is missing"))
@@ -75,7 +75,8 @@ the first argument of the command is SYMBOL."
 
 ;;; Reading JSON values one after another
 
-(defparameter *longest-request* (expt 2 26) "The most characters of a request in JSON.")
+(defparameter *longest-request* (expt 2 26)
+  "The maximum number of characters of a request in JSON.")
 
 (defun white-p (char)
   (member char '(#\Space #\Tab #\Newline #\Return)))
@@ -107,7 +108,7 @@ here."
                    (return)))))))
 
 (defun next-request (stream type pool)
-  "The next message of TYPE, in JSON, in STREAM; nil at the end."
+  "The next message of TYPE that STREAM contains in JSON, or nil at the end of STREAM."
   (when-let ((text (read-json-text stream)))
     (protobuf:parse-json-message type text :finder (pool-finder pool))))
 
@@ -124,7 +125,7 @@ here."
 ;;; The call
 
 (defstruct (caller (:copier nil))
-  "A caller: it makes a call and prints its responses."
+  "An object that makes a call and prints its responses."
   (method nil :type method:rpc-method)
   (pool nil :type protobuf:type-pool)
   (options '() :type list)
@@ -177,13 +178,13 @@ here."
              (grpc:rpc-error (error) (error (or (caller-error caller) error))))))))))
 
 (defun detail-text (detail)
-  "DETAIL, a message, as JSON; or as Lisp prints it if JSON cannot represent it, for example an Any
-whose type is not known here."
+  "The text of DETAIL, a message: JSON or, if JSON cannot represent DETAIL (for example an Any whose
+type is not known here), the text that Lisp prints."
   (handler-case (protobuf:message-json detail)
     (protobuf:protobuf-error () (princ-to-string detail))))
 
 (defun print-status (error)
-  "Print ERROR, an RPC-ERROR, as grpcurl does; return the exit code for it."
+  "Print ERROR, an RPC-ERROR, as grpcurl does; return the exit code for ERROR."
   (let ((status (grpc:rpc-error-status error)))
     (format *error-output* "ERROR:~%  Code: ~A~%  Message: ~A~%"
             (remove #\- (string-capitalize status)) (shown (grpc:rpc-error-message error)))
@@ -220,11 +221,12 @@ a FAILURE that lists the methods of the service."
                          (subseq name (1+ (position #\. name :from-end t)))
                          (names-text (map 'list #'protobuf:descriptor-name
                                           (protobuf:service-descriptor-methods service)))))
-          (t (fail-command "no service is called ~A~@[; the services are ~A~]" (service-of-method name)
+          (t (fail-command "no service is called ~A~@[; the services are ~A~]"
+                           (service-of-method name)
                            (and (pool-services pool) (names-text (pool-services pool))))))))
 
 (defun find-method-in (pool name)
-  "The RPC-METHOD of the method NAME, with dots, whose types are in POOL."
+  "The RPC-METHOD for the method NAME, with dots, made of the types in POOL."
   (need-method pool name)
   (grpc:pool-method pool (substitute #\/ #\. name :from-end t :count 1)))
 

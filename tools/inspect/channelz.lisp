@@ -4,12 +4,14 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +channelz-seconds+ 10
-  "How long to wait for an answer of channelz.")
+  "The maximum number of seconds to wait for an answer of channelz.")
 
 ;;; Asking
 
-(defparameter *most-items* 200000 "The most objects of a kind that we ask a server for.")
-(defparameter *list-seconds* 60 "How long we ask a server for all objects of a kind.")
+(defparameter *most-items* 200000
+  "The maximum number of objects of a kind that we ask a server for.")
+(defparameter *list-seconds* 60
+  "The maximum number of seconds for which we ask a server for all objects of a kind.")
 
 (defun told (part what)
   "PART, a part of a server's answer. Signal a FAILURE, which names the value WHAT, if the server
@@ -20,10 +22,10 @@ has omitted it."
   (told (funcall (the function reader) object) "the data of an object"))
 
 (defun all-pages (ask items number end)
-  "All items, from several responses. ASK is a function of the id to start with, and of a timeout in
-seconds, that returns a response; ITEMS returns the items of a response, NUMBER the id of an item,
-and END true for the last response. Signal a FAILURE if there are more than *MOST-ITEMS*, or the
-server takes more than *LIST-SECONDS*."
+  "All items, collected from several responses. ASK, a function of the first id wanted and of a
+timeout in seconds, returns a response. ITEMS, a function of a response, returns its items; END
+returns true if the response is the last. NUMBER, a function of an item, returns its id. Signal a
+FAILURE if there are more than *MOST-ITEMS*, or the server takes more than *LIST-SECONDS*."
   (declare (type function ask items number end))
   (loop with start = 0 and count = 0 and next = 0
         with deadline = (+ (monotonic-ns) (seconds-ns *list-seconds*))
@@ -78,8 +80,8 @@ server takes more than *LIST-SECONDS*."
              #'channelz:get-server-sockets-response-end))
 
 (defun ask-for-one (what reader stub grpc-channel request)
-  "Call STUB with REQUEST and return the part of the answer that READER reads; WHAT names this part
-in an error."
+  "Call STUB with REQUEST and return the part of the answer that READER returns; errors call this
+part WHAT."
   (told (funcall reader (funcall stub grpc-channel request :timeout +channelz-seconds+)) what))
 
 (defun ask-for-channel (grpc-channel number)
@@ -128,8 +130,8 @@ omitted."
         when value do (format t "~14A ~A~%" name (shown (princ-to-string value)))))
 
 (defun time-text (timestamp)
-  "The text of TIMESTAMP, or nil, in UTC; a time before 1900, which no object can have, is shown as
-the beginning of that year."
+  "The text of TIMESTAMP, which may be nil, in UTC. A time before 1900, which no object can have, is
+shown as the beginning of 1900."
   (and timestamp
        (multiple-value-bind (universal nanoseconds) (grpc:timestamp-universal-time timestamp)
          (multiple-value-bind (second minute hour day month year)
@@ -238,7 +240,7 @@ the beginning of that year."
     (write-trace (channelz:server-data-trace data))))
 
 (defun security-text (security)
-  "SECURITY, or nil, in one line."
+  "The text, one line, for SECURITY, which may be nil."
   (let ((tls (and security (channelz:security-tls security))))
     (cond ((null security) nil)
           (tls (format nil "TLS, ~A, ~:[we show no certificate~;we show a certificate~], ~

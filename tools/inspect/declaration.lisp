@@ -4,7 +4,7 @@
 (in-package #:clgrpc.tools)
 
 (defun descriptor-kind (descriptor)
-  "The kind and name of DESCRIPTOR for a sentence."
+  "The kind and name of DESCRIPTOR, as words of a sentence."
   (etypecase descriptor
     (protobuf:service-descriptor "a service")
     (protobuf:method-descriptor "a method")
@@ -99,7 +99,7 @@
       (string-downcase (protobuf:field-descriptor-type field))))
 
 (defun label-text (field)
-  "The label to write before FIELD, with a space after it, or \"\"."
+  "The label to write before FIELD, with a space after it, or \"\" if FIELD needs no label."
   (cond ((protobuf:field-descriptor-oneof field) "")
         ((eq :optional (protobuf:field-descriptor-label field))
          (if (and (eq :explicit (protobuf:field-descriptor-presence field))

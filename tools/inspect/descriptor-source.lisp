@@ -31,11 +31,11 @@
 
 ;;; Reflection
 
-(defparameter *most-files* 2000 "The most files that we ask a server for.")
+(defparameter *most-files* 2000 "The maximum number of files that we ask a server for.")
 (defparameter *most-file-octets* (expt 2 24)
-  "The most octets of all answers of a server together.")
+  "The maximum number of octets of all answers of a server together.")
 (defparameter *reflection-seconds* 30
-  "How long a question to reflection may take if no timeout is given.")
+  "The maximum number of seconds that a question to reflection takes if no timeout is given.")
 
 (defstruct (reflector (:copier nil))
   "A client of reflection."
@@ -47,7 +47,8 @@
   (version "v1" :type string))          ; the version of the service that is asked
 
 (defun seconds-left (reflector)
-  "The seconds that the next question may take: the rest of the timeout for all."
+  "The number of seconds that the next question may take: the rest of the timeout for all
+questions."
   (if (reflector-end-ns reflector)
       (max 0 (ns-seconds (- (reflector-end-ns reflector) (monotonic-ns))))
       *reflection-seconds*))
@@ -103,7 +104,7 @@ if the response lacks this field, with the text of the server's error if it has 
 
 (defun every-image-has-p (name)
   "True if NAME is a file that each image of clgrpc contains: one of Protocol Buffers itself or of
-the annotations of REST. The types of a file that every image has are not made again."
+the annotations of REST. The types of such a file are not made again."
   (and (or (uiop:string-prefix-p "google/protobuf/" name)
            (uiop:string-prefix-p "google/api/" name))
        (protobuf:find-file-descriptor name)))
@@ -126,13 +127,13 @@ the annotations of REST. The types of a file that every image has are not made a
                  (unless (or (gethash name files) (every-image-has-p name))
                    (mapc #'take (ask-files reflector "file_by_filename" name))
                    (unless (gethash name files)
-                     (fail-command "reflection does not have the file ~A" name))))))
+                     (fail-command "the server's reflection does not have the file ~A" name))))))
     (protobuf:make-type-pool
      (protobuf:serialize
       (google.protobuf:make-file-descriptor-set
        :file (loop for file being the hash-values of files collect file))))))
 
-(defparameter *most-names-told* 20 "The most names that a complaint lists.")
+(defparameter *most-names-told* 20 "The maximum number of names that an error lists.")
 
 (defun names-text (names)
   "NAMES, strings, with commas between. If there are too many names, … replaces the rest."
@@ -172,7 +173,7 @@ SERVICE signal a FAILURE that lists its services."
         #'string<))
 
 (defun pool-index (pool)
-  "All that the files of POOL declare, a table from full names to descriptors."
+  "A table from the full names of everything that the files of POOL declare to the descriptors."
   (let ((index (make-hash-table :test 'equal)))
     (labels ((enter-all (descriptors)
                (mapc #'enter descriptors))
@@ -200,17 +201,18 @@ symbol of this name."
   (or (gethash full-name index)
       ;; the files of every image
       (protobuf:find-descriptor full-name)
-      (fail-command "there is no ~A" full-name)))
+      (fail-command "nothing is called ~A" full-name)))
 
 (defun need-descriptor (pool full-name type title)
-  "The descriptor called FULL-NAME in POOL, which must be of TYPE. If there is none signal a FAILURE
-that calls it a TITLE."
+  "The descriptor called FULL-NAME in POOL, which must be of TYPE. Otherwise signal a FAILURE that
+names the kind of descriptor by TITLE."
   (let ((found (need-symbol (pool-index pool) full-name)))
     (unless (typep found type) (fail-command "~A is not a ~A" full-name title))
     found))
 
 (defun call-with-reflector (function address arguments headers timeout &key patient)
-  "Call FUNCTION with a reflector on a channel to ADDRESS with ARGUMENTS, a plist for MAKE-CHANNEL."
+  "Call FUNCTION with a reflector that uses a channel to ADDRESS; ARGUMENTS is a plist for
+MAKE-CHANNEL."
   (let ((channel (apply #'grpc:make-channel address arguments)))
     (unwind-protect
          (funcall function

@@ -6,8 +6,8 @@
 ;;; Samples
 
 (defun parse-labels (line start)
-  "Two values: the labels in LINE after the brace at START, an alist, and the position of their
-end."
+  "Return two values: the labels in LINE after the brace at START, an alist, and the position of
+their end."
   (let ((labels '()) (at (1+ start)))
     (loop
       (when (char= #\} (char line at)) (return (values (nreverse labels) (1+ at))))
@@ -30,8 +30,8 @@ end."
   "The absolute value below which a float without a fraction is read as an integer.")
 
 (defun parse-number (text)
-  "The number that TEXT means: an integer if the number is whole and below +EXACT-FLOAT+, even if
-it is written like 5.0; nil if JSON cannot represent the number, as for NaN."
+  "The number that TEXT means. Return an integer if the number is whole and below +EXACT-FLOAT+,
+even if it is written like 5.0. Return nil if JSON cannot represent the number, for instance NaN."
   (let ((number (handler-case (parse-json text) (clgrpc-error () nil))))
     (cond ((not (realp number)) nil)
           ((and (floatp number) (< (abs number) +exact-float+) (= number (ffloor number)))
@@ -39,7 +39,8 @@ it is written like 5.0; nil if JSON cannot represent the number, as for NaN."
           (t number))))
 
 (defun parse-exposition-sample (line)
-  "The name, the labels and the number of LINE of a text for Prometheus; nil if it has none."
+  "Return three values: the name, the labels and the number in LINE of a text for Prometheus. Return
+nil if LINE contains no sample."
   (handler-case
       (let* ((end (position-if (lambda (char) (find char "{ ")) line))
              (name (subseq line 0 end)))
@@ -73,9 +74,9 @@ it is written like 5.0; nil if JSON cannot represent the number, as for NaN."
   "Rows for metrics: name, the side that counts, server or client, and the counted thing.")
 
 (defparameter *most-methods* 2000
-  "The most rows of methods that are read from a process: a client has a row for each method and
-target.")
-(defparameter *most-buckets* 500 "The most buckets of one method that are read.")
+  "The maximum number of rows of methods that are read from a process: a client has a row for each
+pair of a method and a target.")
+(defparameter *most-buckets* 500 "The maximum number of buckets of one method that are read.")
 
 (defun add-sample (reading what labels number)
   "Add NUMBER, a sample with LABELS, to the count WHAT of READING."
@@ -94,8 +95,9 @@ target.")
                           (push (cons bound number) (method-reading-buckets reading)))))))))
 
 (defun read-methods (octets)
-  "Two values: the METHOD-READINGs in OCTETS, a text for Prometheus, in their order, at most
-*MOST-METHODS*, since samples are compared one by one; and the number of METHOD-READINGs left out."
+  "Return two values: the METHOD-READINGs in OCTETS, a text for Prometheus, in their order; and the
+number of METHOD-READINGs that were left out. At most *MOST-METHODS* are returned, because samples
+are compared one by one."
   (let ((readings (make-hash-table :test 'equal)) (order '()))
     (with-input-from-string (stream (octets-string octets))
       (loop for line = (read-line stream nil)
@@ -131,8 +133,8 @@ target.")
             collect (cons name (nth-value 2 (parse-exposition-sample line))))))
 
 (defun buckets-since (new old)
-  "The calls in the buckets of NEW, a METHOD-READING, minus those in OLD, an earlier one or nil:
-pairs of a bound and a number, ascending, not cumulative."
+  "The calls in the buckets of NEW, a METHOD-READING, minus those in OLD, an earlier METHOD-READING
+or nil: pairs of a bound and a number, ascending, not cumulative."
   (let ((last 0))
     (loop for (bound . count) in (sort (copy-list (method-reading-buckets new))
                                        (lambda (a b) (and a (or (null b) (< a b)))) :key #'car)
@@ -143,8 +145,8 @@ pairs of a bound and a number, ascending, not cumulative."
           do (setf last since))))
 
 (defun bucket-quantile (share buckets)
-  "The quantile SHARE of the calls in BUCKETS, a value of BUCKETS-SINCE, as Prometheus's
-histogram_quantile estimates it; nil if there are no calls."
+  "The quantile SHARE of the calls in BUCKETS, which BUCKETS-SINCE returned, as Prometheus's
+histogram_quantile estimates it, or nil if BUCKETS have no calls."
   (let ((rank (* share (reduce #'+ buckets :key #'cdr))) (below 0) (last 0))
     (when (plusp rank)
       (loop for (bound . count) in buckets

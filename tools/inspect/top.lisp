@@ -51,7 +51,7 @@
   (append (mapcar (lambda (server) (server-reading channel server)) (ask-for-servers channel))
           (mapcar #'channel-reading (ask-for-channels channel))))
 
-(defconstant +most-metrics-octets+ (expt 2 26) "The most octets of a page of metrics.")
+(defconstant +most-metrics-octets+ (expt 2 26) "The maximum number of octets of a page of metrics.")
 
 (defun parse-url (text)
   "TEXT, http://HOST:PORT/PATH or https://…, as a URL. Signal a USAGE-ERROR if TEXT is not such a
@@ -60,10 +60,10 @@ URL."
     (misuse (error) (refuse "~A" error))))
 
 (defun get-metrics (url &optional credentials)
-  "Read the metrics at URL, a value of PARSE-URL. Return three values: the METHOD-READINGs, the
-metrics of the process, and the number of METHOD-READINGs left out. If URL begins with https, use
-TLS with CREDENTIALS, or with the system's roots if CREDENTIALS is nil. Signal a FAILURE if there
-are none."
+  "Read the metrics at URL, which PARSE-URL returned. Return three values: the METHOD-READINGs, the
+metrics of the process, and the number of METHOD-READINGs that were left out. If URL begins with
+https, use TLS with CREDENTIALS, or with the system's roots if CREDENTIALS is nil. Signal a FAILURE
+if the metrics cannot be read."
   (multiple-value-bind (status octets)
       (handler-case
           (token:http-request "GET" url :headers '(("accept" . "text/plain;version=0.0.4"))
@@ -71,13 +71,13 @@ are none."
                                         :most-octets +most-metrics-octets+)
         (grpc:rpc-error (error) (fail-command "~A" (grpc:rpc-error-message error))))
     (unless (= 200 status)
-      (fail-command "GET of the metrics at ~A is answered with ~D" (token:url-text url) status))
+      (fail-command "GET of the metrics at ~A got the HTTP status ~D" (token:url-text url) status))
     (multiple-value-bind (methods left-out) (read-methods octets)
       (values methods (read-figures octets) left-out))))
 
 (defun find-metrics (address &optional credentials)
-  "The URL of the metrics at ADDRESS, by TLS with CREDENTIALS unless they are nil; nil if there are
-no metrics."
+  "The URL of the metrics at ADDRESS, over TLS with CREDENTIALS unless these are nil. Return nil if
+ADDRESS has no metrics."
   (handler-case (let ((url (parse-url (format nil "http~:[~;s~]://~A/metrics" credentials
                                               address))))
                   (get-metrics url credentials)
@@ -85,8 +85,9 @@ no metrics."
     ((or failure usage-error) () nil)))
 
 (defun take-sample (channel url credentials)
-  "A sample of the process at the other end of CHANNEL, with its metrics at URL, unless that is nil;
-CREDENTIALS, or nil, are for TLS. A process with metrics need not serve channelz."
+  "A sample of the process at the other end of CHANNEL, with its metrics at URL, unless URL is nil.
+CREDENTIALS, which may be nil, are those of GET-METRICS. A process with metrics need not serve
+channelz."
   (multiple-value-bind (methods figures left-out)
       (if url (get-metrics url credentials) (values '() '() 0))
     (make-sample :ns (monotonic-ns) :methods methods :figures figures :left-out left-out
@@ -97,8 +98,8 @@ CREDENTIALS, or nil, are for TLS. A process with metrics need not serve channelz
 ;;; The table
 
 (defun earlier-p (old new)
-  "True if OLD, a sample, is an earlier one of NEW's process, that is, if none of its counts is
-higher than NEW's."
+  "True if OLD, a sample, is an earlier sample of NEW's process: the process of NEW did not start
+later, and no count is lower in NEW than in OLD."
   (flet ((fallen-p (olds news same-p count)
            (declare (type function same-p count))
            (loop for old in olds
@@ -156,7 +157,7 @@ list: a sort key for each of *ORDERS*, and then the row itself."
      order)))
 
 (defun shown-latency (seconds)
-  "The text of SECONDS, or nil, in milliseconds."
+  "The text of SECONDS, which may be nil, in milliseconds."
   (if seconds (format nil "~,2F" (* 1000 seconds)) "-"))
 
 (defun same-method-p (a b)
@@ -166,8 +167,8 @@ list: a sort key for each of *ORDERS*, and then the row itself."
 
 (defun method-rows (new old &optional (order "calls"))
   "The rows of the table of methods for NEW, a sample taken after OLD, another sample or nil, sorted
-by ORDER. Latencies are those of the calls between the two samples; if OLD is nil, or if there were
-no calls in between, the latencies of all calls."
+by ORDER. Latencies are those of the calls between the two samples. If OLD is nil, or if no calls
+were made in between, latencies are those of all calls."
   (let* ((seconds (if old (/ (- (sample-ns new) (sample-ns old)) 1d9) 0))
          (rows (loop for method in (sample-methods new)
                      for before = (and old (find method (sample-methods old) :test #'same-method-p))
@@ -206,8 +207,8 @@ no calls in between, the latencies of all calls."
 ;;; The head
 
 (defun head-line (new old)
-  "A line about the process in NEW, a sample taken after OLD, another sample or nil; nil without
-metrics."
+  "A line about the process in NEW, a sample taken after OLD, another sample or nil. Return nil if
+NEW has no metrics."
   (flet ((figure (sample name) (cdr (assoc name (sample-figures sample) :test #'string=))))
     (let ((cpu (figure new "process_cpu_seconds_total"))
           (before (and old (figure old "process_cpu_seconds_total")))
@@ -238,12 +239,13 @@ metrics."
   (and (interactive-stream-p sb-sys:*stdout*) t))
 
 (defun stty (&rest arguments)
-  "The output of stty for the terminal, with ARGUMENTS; nil if it fails."
+  "The output of stty with ARGUMENTS for the terminal, or nil if stty fails."
   (ignore-errors (uiop:run-program (cons "stty" arguments) :input :interactive
                                                            :output '(:string :stripped t))))
 
 (defun terminal-size ()
-  "Two values: how many lines and columns the terminal has; 24 and 80 if that is unknown."
+  "Return two values: the numbers of lines and columns of the terminal, or 24 and 80 if these are
+unknown."
   (let* ((words (uiop:split-string (or (stty "size") "") :separator " "))
          (numbers (mapcar (lambda (word) (parse-integer word :junk-allowed t)) words)))
     (if (and (= 2 (length numbers)) (every #'identity numbers) (every #'plusp numbers))
@@ -251,8 +253,8 @@ metrics."
         (values 24 80))))
 
 (defun fit-lines (lines height width)
-  "The first HEIGHT of LINES, cut at WIDTH. If there is no room for all, the last line gives the
-number of the others."
+  "The first HEIGHT of LINES, cut at WIDTH. If LINES are more than HEIGHT, the last line shown gives
+the number of lines left out."
   (flet ((cut (line) (subseq line 0 (min width (length line)))))
     (mapcar #'cut
             (if (<= (length lines) height)
@@ -267,8 +269,8 @@ the input."
        (or (read-char *standard-input* nil nil) :end)))
 
 (defun call-with-screen (function)
-  "Call FUNCTION while the terminal shows a screen of ours. Meanwhile each key is read at once and
-not echoed."
+  "Call FUNCTION while the terminal shows a screen of its own. Meanwhile each key is read at once
+and not echoed."
   (stty "-icanon" "-echo" "min" "1")
   (format t "~C[?1049h~:*~C[?25l" #\Escape)
   (unwind-protect (funcall function)

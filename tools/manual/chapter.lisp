@@ -39,7 +39,8 @@
     text))
 
 (defun heading-id (title)
-  "The id that GitHub gives a heading, so that links in the chapters hold in both places."
+  "The id that GitHub gives a heading. With the same ids, links in the chapters work on GitHub and
+in the manual."
   (ppcre:regex-replace-all " " (ppcre:regex-replace-all "[^\\w\\- ]" (string-downcase title) "")
                            "-"))
 
@@ -47,7 +48,7 @@
 
 (defun site-page (path)
   "The page of the site that shows the file at PATH below the project's root; the file is noted in
-*FILES*, so that it is written."
+*FILES*, and is therefore written."
   (cond ((string= "README.md" path) "index.html")
         ((and (uiop:string-prefix-p "doc/" path) (uiop:string-suffix-p path ".md"))
          (format nil "chapters/~A.html" (pathname-name path)))
@@ -57,7 +58,8 @@
                (format nil "files/~A.html" (string-right-trim "/" path))))))
 
 (defun resolved-path (link directory)
-  "LINK, relative to DIRECTORY, as a path below the project's root; an error if nothing is there."
+  "LINK, relative to DIRECTORY, as a path below the project's root. Signal an error if nothing is
+there."
   (let* ((parts '())
          (text (concatenate 'string directory link)))
     (dolist (part (uiop:split-string text :separator "/"))
@@ -66,7 +68,7 @@
             (t (push part parts))))
     (let ((path (format nil "~{~A~^/~}" (reverse parts))))
       (unless (probe-file (merge-pathnames path *root*))
-        (fail-manual "A link to ~A, where nothing is." path))
+        (fail-manual "A link leads to ~A, which does not exist." path))
       path)))
 
 (defun link-target (link directory up)
@@ -85,7 +87,7 @@ strings or nil."
                            :simple-calls t))
 
 (defun relink (html directory up)
-  "HTML of a file in DIRECTORY, with the links of its page."
+  "HTML of a file in DIRECTORY, with its links rewritten for the page that UP leads back from."
   (replace-groups "(href|src)=\"([^\"]*)\"" html
                   (lambda (match attribute link)
                     (declare (ignore match))
@@ -94,7 +96,8 @@ strings or nil."
 ;;; Names
 
 (defun find-entry (text)
-  "The entry for TEXT, a name with or without a package, in this page; or nil."
+  "The entry to which TEXT, a name with or without a package, refers in this page, or nil if no
+entry has that name."
   (let ((name (string-downcase text)))
     (if (find #\: name)
         (gethash name *names*)
@@ -102,8 +105,7 @@ strings or nil."
                 thereis (gethash (concatenate 'string prefix name) *names*)))))
 
 (defun subject-prefixes (subjects)
-  "The packages whose names are written without a prefix in a page about SUBJECTS; clgrpc is the
-last."
+  "The packages whose names a page about SUBJECTS writes without a prefix; clgrpc is the last."
   (remove-duplicates
    (append (loop for subject in subjects
                  append (loop for package in (subject-packages subject)
@@ -113,12 +115,12 @@ last."
    :test #'string= :from-end t))
 
 (defun link-name (text up)
-  "The link to the entry that TEXT is written for, or nil."
+  "The link to the entry to which TEXT refers, or nil if TEXT is no name of an entry."
   (let ((entry (find-entry text)))
     (and entry (format nil "<a href=\"~A~A\">" up (entry-url entry)))))
 
 (defun link-names (html up)
-  "HTML in which names in code lead to their entries."
+  "Return HTML with names in code replaced by links to their entries."
   (let ((pattern "(?<![\\w:*+&;/.#-])((?:[a-z][a-z.-]*:)?[*a-z][a-z0-9*+%-]*)(?![\\w:*-])"))
     (replace-groups
      "(?s)(<pre lang=\"lisp\"[^>]*><code>)(.*?)(</code></pre>)|(<code>)([^<]*)(</code>)" html
@@ -141,7 +143,7 @@ last."
 ;;; A chapter
 
 (defun number-examples (html)
-  "HTML with an id for each block of Lisp, and the blocks, conses (id . text)."
+  "Return two values: HTML with an id for each block of Lisp; and the blocks, conses (id . text)."
   (let ((count 0) (examples '()))
     (values (replace-groups "(?s)<pre lang=\"lisp\"><code>(.*?)</code></pre>" html
                             (lambda (match code)
@@ -153,7 +155,7 @@ last."
             (reverse examples))))
 
 (defun number-headings (html)
-  "HTML with an id for each heading, and a list of (id title text) of its sections."
+  "Return two values: HTML with an id for each heading; and its sections, lists (id title text)."
   (let ((sections '()) (ids '()))
     (setf html (replace-groups "(?s)<h([1-6])>(.*?)</h\\1>" html
                                (lambda (match level title)
@@ -184,7 +186,7 @@ last."
   (site-page (format nil "doc/~A" (chapter-path chapter))))
 
 (defun chapter-subjects (chapter)
-  "The subjects of the reference that CHAPTER contains in order."
+  "The subjects of the reference that CHAPTER is about, in order."
   (remove-if-not (lambda (subject)
                    (member (chapter-path chapter) (subject-chapters subject) :test #'string=))
                  *subjects*))

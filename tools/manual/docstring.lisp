@@ -34,7 +34,7 @@
   (and (plusp (length line)) (char= #\Space (char line 0))))
 
 (defun add-line (blocks line)
-  "BLOCKS, the last one first, after the addition of LINE, the next line of a docstring."
+  "Return BLOCKS, the last block first, after LINE, the next line of a docstring, is added."
   (let ((last (first blocks)))
     (flet ((extend (text) (format nil "~A ~A" text (string-trim " " line))))
       (ppcre:register-groups-bind (name text) (*row-start* line)
@@ -57,7 +57,7 @@
   (ppcre:create-scanner
    (concatenate 'string "^(From any thread|From (the|a) |In (the|a) [a-z' ]*thread|"
                 "On (the|a|any) [a-z' ]*(thread|loop)|Only (from|on|in) )"))
-  "The beginning of a sentence that gives the thread rule of a function.")
+  "The beginning of a sentence that states from which threads a function may be called.")
 
 (defun sentence-kind (sentence)
   "The subject of SENTENCE, of a docstring: :values, :conditions or :threads; nil for any other
@@ -73,8 +73,8 @@ subject."
       (loop for line = (read-line stream nil)
             while line do (setf blocks (add-line blocks line))))
     (flet ((prose-left (prose first-p)
-             "PROSE without the sentences that have a place of their own; FIRST-P is true if PROSE
-begins the docstring, whose first sentence stays."
+             "Return PROSE without the sentences that the manual shows elsewhere. FIRST-P is true if
+PROSE begins the docstring; then its first sentence stays."
              (let ((left '()))
                (dolist (sentence (ppcre:split *sentence-end* prose) (nreverse left))
                  (case (and (or left (not first-p)) (sentence-kind sentence))

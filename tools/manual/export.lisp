@@ -67,7 +67,7 @@
                           (t (printed-form item))))))
 
 (defun parameter-keyword (item)
-  "The name of the keyword that ITEM of a lambda list declares, with its colon."
+  "The name, with its colon, of the keyword that ITEM of a lambda list declares."
   (let ((variable (if (consp item) (first item) item)))
     (format nil ":~A" (symbol-name (if (consp variable) (first variable) variable)))))
 
@@ -198,7 +198,7 @@ for each other argument that has a row."
       (format nil "~(~A~):" package)))
 
 (defun symbol-subject (symbol package)
-  "The subject of SYMBOL, an export of PACKAGE, or nil."
+  "The subject to whose page SYMBOL, an export of PACKAGE, belongs, or nil if no page has it."
   (flet ((subject-of (package)
            (find-if (lambda (subject)
                       (member package (subject-packages subject) :test #'string=))

@@ -24,7 +24,8 @@
   (format nil "~{~A~}" (make-list (count #\/ page) :initial-element "../")))
 
 (defun navigation (chapters here up)
-  "Links to CHAPTERS and subjects from the page HERE, from which UP leads to the root."
+  "The links from the page HERE to CHAPTERS and subjects. UP is the relative path from HERE to the
+site's root."
   (flet ((item (page title)
            `(:li () (:a (:href ,(concatenate 'string up page)
                          :aria-current ,(and (string= here page) "page"))
@@ -148,7 +149,7 @@ files."
 ;;; All of it
 
 (defun name-table (entries)
-  "A table from all names with their packages to the entry, one of ENTRIES."
+  "A table from the names, with their packages, of all ENTRIES to the entries."
   (let ((table (make-hash-table :test 'equal)))
     (dolist (entry entries table)
       (let ((name (entry-name entry)))
@@ -162,8 +163,7 @@ files."
 
 (defun write-manual (directory &key (root (asdf:system-source-directory "clgrpc")))
   "Write the manual of the project in ROOT into DIRECTORY, a pathname, as a site. Return the number
-of the manual's entries. This needs the program cmark-gfm. An error is signalled for a link that
-leads nowhere."
+of the manual's entries. This needs the program cmark-gfm. Signal an error if a link leads nowhere."
   (let* ((*root* root) (*files* (make-hash-table :test 'equal))
          (entries (collect-entries)) (*names* (name-table entries))
          (*prefixes* (subject-prefixes '()))

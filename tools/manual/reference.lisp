@@ -3,7 +3,8 @@
 
 (in-package #:clgrpc.manual)
 
-(defparameter *longest-example* 24 "The most lines of an example that an entry shows whole.")
+(defparameter *longest-example* 24
+  "The maximum number of lines of an example that an entry shows whole.")
 
 (defvar *parameters* '() "The names of the parameters of the function whose docstring is shown.")
 
@@ -88,8 +89,8 @@
                 text)))
 
 (defun find-example (entry chapters)
-  "The shortest example in CHAPTERS that has ENTRY's name: its chapter, id and text; or nil. The
-chapters of the entry's subject come first."
+  "The shortest example in CHAPTERS that uses ENTRY's name, as a list of its rank, chapter, id and
+text, or nil if no example uses it. The chapters of the entry's subject come first."
   (let ((near (subject-chapters (entry-subject entry))) (best nil))
     (dolist (chapter chapters best)
       (loop for (id . text) in (chapter-examples chapter)

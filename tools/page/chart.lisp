@@ -12,14 +12,14 @@
 units of their SVG.")
 
 (defun per-cent (share)
-  "SHARE of the width, as the value of an attribute."
+  "The text of an attribute for SHARE, a fraction of the width, in per cent."
   (format nil "~A%" (with-output-to-string (stream) (write-number (* 100 share) stream))))
 
 (defun data-x (x value)
   (* *data-width* (scale-share x value)))
 
 (defun data-y (y value height)
-  "The distance in pixels from the top of a chart, which is HEIGHT pixels high, to VALUE on its
+  "The distance in pixels between the top of a chart, which is HEIGHT pixels high, and VALUE on the
 scale Y."
   (* height (- 1 (scale-share y value))))
 
@@ -32,7 +32,7 @@ scale Y."
   (< 5 (length (scale-ticks scale))))
 
 (defun axis-nodes (x y height)
-  "The lines and texts of the axes X and Y, scales or nil."
+  "The nodes for the axes X and Y, each of which is a scale or nil."
   (list
    (when y
      `(:g (:class "axis")
@@ -99,7 +99,7 @@ or whose second value is nil, interrupts the line."
              :d ,(path-text (data-points points x y height) nil)))))
 
 (defun band-layer (points x y class)
-  "As LINE-LAYER, with the area below filled."
+  "A layer as LINE-LAYER returns it, with the area below the line filled."
   (lambda (height)
     `(:path (:class ,(format nil "band ~A" class)
              :d ,(path-text (data-points points x y height) height)))))

@@ -3,9 +3,9 @@
 (in-package #:clgrpc.page)
 
 (defun digits-text (value &key (digits 3) short)
-  "VALUE, a real, with DIGITS significant digits and commas between thousands. With SHORT, zeros at
-the end of a fraction are dropped. (digits-text 4.1234) is \"4.12\", (digits-text 41234) \"41,234\",
-(digits-text 2 :short t) \"2\"."
+  "VALUE, a real, with DIGITS significant digits and commas between thousands. If SHORT is true,
+zeros at the end of a fraction are dropped. (digits-text 4.1234) is \"4.12\", (digits-text 41234)
+\"41,234\", (digits-text 2 :short t) \"2\"."
   (let* ((magnitude (abs (rational value)))
          (before (loop for power = 1 then (* 10 power)
                        for count from 0
@@ -45,7 +45,7 @@ DIGITS-TEXT."
   (if (zerop ns) "0" (duration-text ns :short t)))
 
 (defun number-tick (value)
-  "VALUE on an axis: \"0.5\"; from ten thousand on \"20 k\", \"1.5 M\"."
+  "VALUE on an axis, such as \"0.5\"; for ten thousand and above, such as \"20 k\" or \"1.5 M\"."
   (loop for (unit size) in '(("" 1) (" k" 1000) (" M" 1000000) (" G" 1000000000))
         when (or (< (abs value) (* 1000 size)) (and (= size 1) (< (abs value) 10000))
                  (string= unit " G"))

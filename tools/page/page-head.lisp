@@ -3,7 +3,7 @@
 (in-package #:clgrpc.page)
 
 (defmacro file-text (name)
-  "The text of the file NAME in the same folder, as it was when this was compiled."
+  "The text of the file NAME in the same folder, as it was when this form was compiled."
   (uiop:read-file-string (merge-pathnames name (or *compile-file-truename* *load-truename*))
                          :external-format :utf-8))
 
@@ -27,7 +27,7 @@ that describes its subject, and SECTIONS, nodes such as CARD returns."
 
 (defun card (title nodes &key half note)
   "A section with TITLE, a string, around NODES. If HALF is true, the card takes half of the width
-where there is room; NOTE, a node, is added below in small letters."
+where the page is wide enough; NOTE, a node, is added below in small letters."
   `(:section (:class ,(if half "card half" "card"))
     (:h2 () ,title)
     ,@nodes

@@ -21,7 +21,7 @@ is at that end."
                                          (funcall text value)))))
 
 (defun round-step (span count)
-  "A round number, 1, 2 or 5 times a power of ten, of which about COUNT fit into SPAN."
+  "A step for ticks: 1, 2 or 5 times a power of ten, such that about COUNT steps fit into SPAN."
   (let* ((rough (/ (rational span) count))
          (power (expt 10 (floor (log (float rough 1d0) 10))))
          (factor (find-if (lambda (factor) (<= rough (* factor power))) '(1 2 5 10))))

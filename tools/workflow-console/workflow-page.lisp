@@ -9,7 +9,8 @@
                       "style" "page/workflows.css" "common" "../console/page/common.js"
                       "script" "page/workflows.js"))
 
-(defconstant +call-seconds+ 10 "How long the service may take for an answer.")
+(defconstant +call-seconds+ 10
+  "The maximum number of seconds that the service may take for an answer.")
 
 (defun http-status-of (condition)
   "The HTTP status that corresponds to CONDITION, an RPC-ERROR."
@@ -23,7 +24,8 @@
   (protobuf:parse-json-message type (or (exchange:http-request-parameter request "request") "{}")))
 
 (defun call-service (service request what)
-  "The answer of SERVICE to REQUEST for WHAT, a message; nil if the service has no such object."
+  "The answer, a message, of SERVICE to REQUEST for the part WHAT of the page, or nil if the page
+has no such part."
   (flet ((ask (stub message) (values (funcall stub service message :timeout +call-seconds+))))
     (alexandria:switch (what :test #'string=)
       ("list" (ask #'methods:list (asked-for request 'pb:list-request)))
@@ -35,7 +37,7 @@
                         (asked-for request 'pb:list-schedules-request))))))
 
 (defun answer (service request what)
-  "Answer REQUEST for WHAT, which is below the page of SERVICE."
+  "Answer REQUEST for WHAT, a path below the page of SERVICE."
   (if (string= what "")
       (console:send-page **workflow-page-parts**)
       (handler-case
@@ -48,8 +50,8 @@
           (console:refuse (http-status-of condition) (status:rpc-error-message condition))))))
 
 (defun show-workflows (console service)
-  "Add a page with the workflows and schedules of SERVICE, a value of MAKE-WORKFLOW-SERVICE, to
-CONSOLE, a value of MAKE-CONSOLE, whose own page links to it. Every viewer of the console may read
-all workflows and schedules, but not their inputs and results. From any thread."
+  "Add a page with the workflows and schedules of SERVICE, which MAKE-WORKFLOW-SERVICE returned, to
+CONSOLE, which MAKE-CONSOLE returned. The page of CONSOLE links to it. Every viewer of the console
+may read all workflows and schedules, but not their inputs and results. From any thread."
   (console:add-page console "workflows" "Workflows"
                     (lambda (request what) (answer service request what))))

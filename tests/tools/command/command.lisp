@@ -180,7 +180,7 @@ Return its exit code and what it says on the standard error, once it has ended."
              "~S" address)))
 
 (test wrong-services
-  (is-true (refused-p "no service is called \"echo\"; the services are greeter, route-guide, chat, bench"
+  (is-true (refused-p "called \"echo\"; the services are greeter, route-guide, chat, bench, interop"
                       "serve" "echo"))
   (is-true (refused-p "no service is called \"\"" "serve" "greeter,"))
   (is-true (refused-p "a service is named twice" "serve" "greeter,greeter"))
