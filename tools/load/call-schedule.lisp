@@ -43,7 +43,7 @@
           ((minusp step) (max 0d0 end value))
           (t (max 0d0 (min end value))))))
 
-(defconstant +never-ns+ (ash 1 61) "A time that does not come.")
+(defconstant +never-ns+ (ash 1 61) "A time that never comes.")
 
 (defstruct (pacer (:copier nil) (:constructor %make-pacer))
   "The times of one generator's calls."
@@ -63,12 +63,12 @@
 (declaim (sb-ext:freeze-type pacer))
 
 (defconstant +longest-interval-ns+ 4d17
-  "The longest interval between calls, twelve years; a rate with a longer one counts as 0.")
+  "The maximum interval between calls, twelve years; a rate with a longer interval counts as 0.")
 
 (defun make-pacer (schedule &key (generators 1) (generator 0) (arrival :constant) (group-ns 0)
                               (group-above 0) (random (sb-ext:seed-random-state 1)))
-  "A pacer for the number GENERATOR of GENERATORS that share the rate SCHEDULE. Calls within
-GROUP-NS are due together while the rate is above GROUP-ABOVE."
+  "Return a pacer for the generator with the number GENERATOR, one of GENERATORS that share the rate
+SCHEDULE. While the rate is above GROUP-ABOVE, all calls within GROUP-NS are due together."
   (let* ((even (and (eq :constant arrival) (eq :const (schedule-kind schedule))))
          (rate (/ (schedule-start schedule) generators))
          (pacer (%make-pacer :schedule schedule :share (/ 1d0 generators) :arrival arrival
@@ -85,8 +85,8 @@ GROUP-NS are due together while the rate is above GROUP-ABOVE."
     pacer))
 
 (defconstant +look-seconds+ 0.01d0 "The time for which a changing rate counts as constant.")
-(defconstant +most-looks+ 360000 "The most steps of a search in a changing rate before the next call
-is given up: the steps of an hour.")
+(defconstant +most-looks+ 360000 "The maximum number of steps of a search, in a changing rate, for
+the time of the next call: the steps of an hour. After these the search is given up.")
 
 (defun advance-pacer (pacer)
   "Advance AT to the time of the next call: the time at which the integral of the rate has grown by
@@ -107,7 +107,7 @@ is given up: the steps of an hour.")
     nil))
 
 (define-hot next-due ((pacer pacer)) nanoseconds
-  "When the next call of PACER is due, in nanoseconds after the begin."
+  "The time at which the next call of PACER is due, in nanoseconds after the beginning."
   (let ((count (pacer-count pacer)))
     (setf (pacer-count pacer) (1+ count))
     (if (plusp (pacer-interval-ns pacer))
@@ -120,7 +120,7 @@ is given up: the steps of an hour.")
         (due-by-chance pacer))))
 
 (defun due-by-chance (pacer)
-  "NEXT-DUE if the rate changes, or if chance spreads the calls."
+  "The value of NEXT-DUE for a rate that changes, or for calls that are spread by chance."
   (when (and (eq :constant (pacer-arrival pacer)) (< 1 (pacer-count pacer)))
     (advance-pacer pacer))
   (let* ((ns (min +never-ns+ (floor (* 1d9 (pacer-at pacer)))))

@@ -5,7 +5,8 @@
 
 (in-package #:clgrpc.load)
 
-(defparameter *longest-back-off-seconds* 10 "The longest wait between two attempts to connect.")
+(defparameter *longest-back-off-seconds* 10
+  "The maximum number of seconds between two attempts to connect.")
 
 ;;; Counting octets where the kernel takes and gives them
 
@@ -51,7 +52,7 @@
                                         (loop:close-byte-channel (metered-inner byte-channel)))))
 
 (defun meter-byte-channel (byte-channel tally)
-  "A byte channel over BYTE-CHANNEL that counts read and written octets in TALLY."
+  "Return a byte channel that reads and writes BYTE-CHANNEL and counts the octets in TALLY."
   (loop:make-byte-channel **metered** (loop:byte-channel-descriptor byte-channel)
                           (loop:byte-channel-peer byte-channel)
                           (make-meter :inner byte-channel :tally tally)))
@@ -64,7 +65,7 @@
         (connection-socket (the connection (http2:connection-user http2))))))
 
 (defun take-slot-settings (http2)
-  "The sink's ON-SETTINGS: with the first SETTINGS the connection is ready for calls."
+  "The function ON-SETTINGS of the sink: the first SETTINGS make the connection ready for calls."
   (let* ((connection (http2:connection-user http2))
          (connection-slot (connection-connection-slot connection)))
     (unless (connection-ready connection)
@@ -74,7 +75,8 @@
       (setf (connection-slot-state connection-slot) :ready))))
 
 (defun take-goaway (http2 last-id error-code debug)
-  "The sink's ON-GOAWAY: new calls need a new connection; those under way continue."
+  "The function ON-GOAWAY of the sink: calls under way continue, and new calls need a new
+connection."
   (declare (ignore last-id))
   (let* ((connection (http2:connection-user http2))
          (connection-slot (connection-connection-slot connection)))
@@ -90,7 +92,7 @@
   (printable-text (map 'string #'code-char octets) :limit 200))
 
 (defun finish-drained (connection)
-  "Close CONNECTION if its connection slot has left it and CONNECTION has no streams."
+  "Close CONNECTION if it has no streams and its connection slot does not use it any more."
   (let ((http2 (connection-http2 connection)))
     (when (and (not (eq connection
                         (connection-slot-connection (connection-connection-slot connection))))
@@ -165,7 +167,8 @@
     nil))
 
 (defun connection-closed (socket reason)
-  "The handler's CLOSED: the calls on the connection fail, and its connection slot connects again."
+  "The function CLOSED of the handler: the calls on the connection fail, and its connection slot
+connects again."
   (let* ((connection (loop:connection-user socket))
          (connection-slot (connection-connection-slot connection))
          (generator (connection-slot-generator connection-slot))
@@ -211,8 +214,8 @@
                        (after-event generator)))))
 
 (defun open-connection (connection-slot byte-channel)
-  "Begin HTTP/2, after TLS if there is any, over BYTE-CHANNEL, which is connected, for
-CONNECTION-SLOT."
+  "Begin HTTP/2 over BYTE-CHANNEL, which is connected, for CONNECTION-SLOT. If the plan has TLS, its
+handshake comes first."
   (let* ((generator (connection-slot-generator connection-slot))
          (plan (generator-plan generator))
          (loop (generator-loop generator))
@@ -237,9 +240,9 @@ CONNECTION-SLOT."
         (connecting-failed connection-slot (string-right-trim "." (princ-to-string error)))))))
 
 (defun leave-connection (connection-slot connection)
-  "Let CONNECTION-SLOT stop making calls on CONNECTION, which worked so far, and connect again. The
-slot connects again at once, unless the peer has closed both this connection and the previous one
-before any call."
+  "Make CONNECTION-SLOT stop making calls on CONNECTION, which worked until now, and connect again.
+The slot connects again at once, unless the peer has closed both this connection and the previous
+one before any call."
   (when (eq connection (connection-slot-connection connection-slot))
     (setf (connection-slot-connection connection-slot) nil)
     (when (connection-used connection) (setf (connection-slot-failures connection-slot) 0))
@@ -254,8 +257,8 @@ before any call."
            (connect-connection-slot connection-slot)))))
 
 (defun connecting-failed (connection-slot text)
-  "Handle a failed attempt to connect CONNECTION-SLOT, whose reason is TEXT: its waiting calls fail,
-and it waits before the next attempt."
+  "Handle a failed attempt to connect CONNECTION-SLOT; TEXT is the reason. The calls that wait for
+the slot fail, and the slot waits before the next attempt."
   (setf (connection-slot-connection connection-slot) nil
         (connection-slot-failure connection-slot) text)
   (unless (eq :closed (connection-slot-state connection-slot))

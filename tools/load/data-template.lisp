@@ -48,7 +48,8 @@ ghz."
     (values (subseq path 1 slash) (subseq path (1+ slash)))))
 
 (defun variable-function (name)
-  "A function of CALL-DATA that returns the value of ghz's variable NAME, nil if ghz has no NAME."
+  "A function of CALL-DATA that returns the value of ghz's variable NAME, or nil if ghz has no
+variable NAME."
   (macrolet ((rows (&rest rows)
                `(cond ,@(loop for (row form) in rows
                               collect `((string= name ,row)
@@ -123,8 +124,8 @@ returned without the quotes."
                               text))))))
 
 (defun compile-template (text)
-  "TEXT itself if it has no templates, else a list of its pieces: strings, and functions of a
-CALL-DATA that return the text in their place. Signal TEMPLATE-ERROR."
+  "Return TEXT itself if it has no templates, else a list of its pieces: strings, and functions of a
+CALL-DATA that return the text for a template. Signal TEMPLATE-ERROR if a template is malformed."
   (let ((pieces '()) (start 0))
     (loop
       (let ((open (search "{{" text :start2 start)))

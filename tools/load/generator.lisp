@@ -11,7 +11,8 @@
 (defconstant +tick-ns+ 100000000
              "The time between two ticks, which do the work that depends on time: quotas, seconds of
 the tally, connection slots.")
-(defconstant +most-at-once+ 4096 "How many calls begin before the loop checks its sockets again.")
+(defconstant +most-at-once+ 4096
+  "The maximum number of calls that begin before the loop checks its sockets again.")
 
 (defun make-generator-connection-slots (plan number)
   (let ((addresses (plan-addresses plan)))
@@ -23,11 +24,11 @@ the tally, connection slots.")
             'simple-vector)))
 
 (defun share-of (total number generators)
-  "The part of TOTAL calls that the generator NUMBER of GENERATORS makes."
+  "The number of calls that the generator NUMBER, one of GENERATORS, makes of TOTAL calls."
   (+ (floor total generators) (if (< number (mod total generators)) 1 0)))
 
 (defun prepare-generator (plan number loop on-event)
-  "A new generator on LOOP, which need not run yet."
+  "Return a new generator on LOOP, which need not run yet."
   (let* ((random (sb-ext:seed-random-state (loop:event-loop-random loop)))
          (generator (make-generator :plan plan :number number :loop loop :on-event on-event
                                     :connection-slots (make-generator-connection-slots plan number)
@@ -64,7 +65,8 @@ the tally, connection slots.")
 ;;; How many calls may be under way
 
 (defun set-quotas (generator)
-  "Set how many calls the connection slots of GENERATOR may have under way at this time."
+  "Set the maximum number of calls that each connection slot of GENERATOR may have under way at this
+time."
   (let* ((plan (generator-plan generator))
          (workers (and (plan-workers plan)
                        (floor (schedule-value (plan-workers plan)
@@ -93,7 +95,7 @@ the tally, connection slots.")
            (<= (generator-end-ns generator) (generator-due-ns generator)))))
 
 (define-hot make-call ((connection-slot connection-slot) (intended-ns nanoseconds)) load-call
-  "A call on CONNECTION-SLOT that was to begin at INTENDED-NS, with its requests."
+  "Make a call, with its requests, on CONNECTION-SLOT; it was to begin at INTENDED-NS."
   (let* ((generator (the generator (connection-slot-generator connection-slot)))
          (load-call (make-load-call connection-slot intended-ns)))
     (when (payload-maker (request-payload (the request (load-call-request load-call))))
@@ -119,8 +121,8 @@ busy, or CONNECTION's peer allows no more streams."
                  (http2:connection-peer-max-streams (connection-http2 connection)))))))
 
 (define-hot launch ((connection-slot connection-slot) (load-call load-call)) null
-  "Begin LOAD-CALL on CONNECTION-SLOT; if the slot's state does not allow that, let it wait or
-fail."
+  "Begin LOAD-CALL on CONNECTION-SLOT. If the slot's state does not allow that, LOAD-CALL waits or
+fails."
   (let ((connection (connection-slot-connection connection-slot)))
     (ecase (connection-slot-state connection-slot)
       (:ready
@@ -233,7 +235,7 @@ for each idle worker."
     (after-event generator)))
 
 (defun note-stall (generator now)
-  "If GENERATOR's tick, at NOW, comes late, note for how long its loop has stood still."
+  "If GENERATOR's tick, at NOW, is late, note the time for which its loop has stood still."
   (when (and (generator-measuring generator) (< (generator-tick-due-ns generator) now))
     (setf (generator-stall-ns generator)
           (max (generator-stall-ns generator) (- now (generator-tick-due-ns generator))))))
@@ -290,14 +292,15 @@ for each idle worker."
     (after-event generator)))
 
 (defun end-generator-calls (generator)
-  "End the calls of GENERATOR that are under way by the rule of the plan, since GENERATOR's time is
+  "Treat the calls of GENERATOR that are under way as the plan requires, because GENERATOR's time is
 over."
   (setf (generator-stopping generator) t)
   (unless (eq :wait (plan-stop (generator-plan generator)))
     (drop-calls generator (eq :ignore (plan-stop (generator-plan generator))))))
 
 (defun note-under-way (generator now)
-  "Count the calls of GENERATOR that are under way at NOW, and how old the oldest of them is."
+  "Note the number of GENERATOR's calls that are under way at NOW, and the age of the oldest of
+these calls."
   (let ((tally (generator-tally generator)))
     (loop for load-call = (generator-oldest generator) then (load-call-next load-call)
           while load-call
@@ -309,8 +312,8 @@ over."
 
 (defun drop-calls (generator uncounted)
   "End all calls of GENERATOR that are under way. If UNCOUNTED is true these calls are reported
-without status and latency: the run has only their number, and its duration is the time in which
-calls began."
+without status and latency: the run contains only their number, and its duration is the time in
+which calls began."
   (let ((now (note-now generator)))
     (when uncounted (note-under-way generator now))
     (setf (generator-dropping generator) uncounted

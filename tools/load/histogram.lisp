@@ -25,7 +25,7 @@
   (buckets (make-array 0 :element-type 'fixnum) :type buckets)) ; how many values each bucket has
 
 (define-hot (bucket-of :inline t) ((ns nanoseconds)) index
-  "The number of the bucket of NS: it depends on the highest eight bits of NS and on their
+  "The number of the bucket of NS, which depends on the highest eight bits of NS and on their
 position."
   (if (< ns +buckets-per-doubling+)
       ns
@@ -34,7 +34,8 @@ position."
         (+ (* shift +buckets-per-doubling+) (ash ns (- shift))))))
 
 (defun bucket-low (bucket)
-  "The least value of BUCKET; the greatest value is one less than the least of the next bucket."
+  "The lowest value of BUCKET. The highest value of BUCKET is one less than the lowest value of the
+next bucket."
   (if (< bucket (* 2 +buckets-per-doubling+))
       bucket
       (multiple-value-bind (shift highest) (floor (- bucket +buckets-per-doubling+)
@@ -45,7 +46,7 @@ position."
   (/ (+ (bucket-low bucket) (1- (bucket-low (1+ bucket)))) 2))
 
 (defun widen (histogram bucket)
-  "Extend HISTOGRAM to BUCKET, with all buckets between, in whole doublings."
+  "Extend HISTOGRAM so that it contains BUCKET. The range of times grows by whole doublings."
   (flet ((down (number) (* +buckets-per-doubling+ (floor number +buckets-per-doubling+))))
     (let* ((old (histogram-buckets histogram))
            (first (histogram-first histogram))
@@ -74,7 +75,7 @@ position."
     nil))
 
 (defun merge-histograms (histograms)
-  "A histogram of all values of HISTOGRAMS."
+  "Return a histogram of the values of all HISTOGRAMS."
   (let ((sum (make-histogram)))
     (dolist (histogram histograms sum)
       (let ((buckets (histogram-buckets histogram)) (first (histogram-first histogram)))
@@ -92,9 +93,9 @@ position."
           (incf (histogram-sum sum) (histogram-sum histogram)))))))
 
 (defun restore-histogram (pairs &key sum min max)
-  "The histogram whose data MAP-HISTOGRAM has passed to its function. PAIRS are conses: a time in a
-bucket, such as the bucket's least time, and the number of values in the bucket. SUM, MIN and MAX
-are the sum, the least and the greatest of all values."
+  "Return the histogram whose data MAP-HISTOGRAM has passed to its function. PAIRS are conses: a
+time in a bucket, such as the bucket's lowest time, and the number of values in the bucket. SUM, MIN
+and MAX are the sum, the minimum and the maximum of all values."
   (let ((histogram (make-histogram)))
     (loop for (ns . count) in pairs
           for bucket = (bucket-of ns)
@@ -108,16 +109,17 @@ are the sum, the least and the greatest of all values."
     histogram))
 
 (defun map-histogram (function histogram)
-  "Call FUNCTION with LOW, HIGH and COUNT for each bucket of HISTOGRAM that is not empty, upwards:
-COUNT values NS had LOW <= NS < HIGH."
+  "Call FUNCTION with LOW, HIGH and COUNT for each bucket of HISTOGRAM that is not empty, in
+ascending order. COUNT is the number of values NS with LOW <= NS < HIGH."
   (loop for count across (histogram-buckets histogram)
         for bucket from (histogram-first histogram)
         when (plusp count)
           do (funcall function (bucket-low bucket) (bucket-low (1+ bucket)) count)))
 
 (defun histogram-quantile (histogram share)
-  "The quantile SHARE, from 0 to 1, of HISTOGRAM: the least time in nanoseconds, a rational, that
-this share of the values does not exceed. The error is at most one part in 256. 0 without values."
+  "The quantile SHARE, from 0 to 1, of HISTOGRAM: the shortest time in nanoseconds, a rational, that
+this share of the values does not exceed. The error is at most one part in 256. Return 0 if
+HISTOGRAM has no values."
   (let* ((count (histogram-count histogram))
          (rank (max 1 (ceiling (* (rational share) count)))))
     (cond ((zerop count) 0)
@@ -129,5 +131,5 @@ this share of the values does not exceed. The error is at most one part in 256. 
                                      (min (histogram-max histogram) (bucket-middle bucket))))))))))
 
 (defun histogram-mean (histogram)
-  "The mean of the values of HISTOGRAM, a rational, exact; 0 if there are none."
+  "The exact mean of the values of HISTOGRAM, a rational, or 0 if HISTOGRAM has no values."
   (/ (histogram-sum histogram) (max 1 (histogram-count histogram))))

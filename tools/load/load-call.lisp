@@ -26,8 +26,8 @@
           (t (%make-load-call generator)))))
 
 (define-hot give-load-call-back ((generator generator) (load-call load-call)) null
-  "Make LOAD-CALL, which has ended, available for another call, unless it is still in a queue or a
-chain."
+  "Make LOAD-CALL, which has ended, available for another call, unless a queue or a chain still
+contains it."
   (unless (or (load-call-queued load-call) (load-call-chained load-call))
     (setf (load-call-next load-call) (generator-free generator)
           (generator-free generator) load-call))
@@ -104,7 +104,7 @@ this function."
 ;;; The end
 
 (define-hot note-stages ((tally tally) (load-call load-call) (now nanoseconds)) null
-  "Note how long the stages of LOAD-CALL, which was sent and has ended at NOW, have taken."
+  "Note the durations of the stages of LOAD-CALL, which was sent and has ended at NOW."
   (record-value (if (load-call-waited load-call) (tally-connect tally) (tally-queue tally))
                 (max 0 (- (load-call-begun-ns load-call) (load-call-intended-ns load-call))))
   (record-value (tally-send tally)
@@ -112,7 +112,7 @@ this function."
   (record-value (tally-wait tally) (max 0 (- now (load-call-sent-ns load-call)))))
 
 (define-hot leave-stream ((load-call load-call)) null
-  "Separate LOAD-CALL from its stream, if it has one."
+  "Separate LOAD-CALL from its stream, if it has a stream."
   (let ((stream (load-call-stream load-call)))
     (when stream
       (setf (load-call-stream load-call) nil
@@ -125,7 +125,7 @@ this function."
     nil))
 
 (define-hot end-load-call ((load-call load-call) (code (integer 0 16)) (text (or null string))) null
-  "End LOAD-CALL now with the status CODE, and TEXT if that is not OK."
+  "End LOAD-CALL now with the status CODE; TEXT is the status message if CODE is not OK."
   (let* ((generator (the generator (load-call-generator load-call)))
          (connection-slot (the connection-slot (load-call-connection-slot load-call)))
          (connection (load-call-connection load-call))
@@ -164,7 +164,8 @@ this function."
     nil))
 
 (defconstant +queued-enough+ 131072
-  "The number of waiting octets at which a stream of requests pauses.")
+  "The number of waiting octets at which a stream stops sending requests until some octets are
+sent.")
 
 (defun load-call-overdue-p (load-call)
   "True if LOAD-CALL has sent or received for as long as the plan allows."
@@ -189,7 +190,7 @@ this function."
     (after-event generator)))
 
 (defun send-stream (load-call)
-  "Send the requests of LOAD-CALL that are due, as far as its peer takes them. After the last
+  "Send the requests of LOAD-CALL that are due, as far as its peer accepts them. After the last
 request end our side of the stream."
   (let* ((generator (load-call-generator load-call))
          (plan (generator-plan generator))
@@ -246,8 +247,8 @@ request end our side of the stream."
     nil))
 
 (define-hot (output-full-p :inline t) ((connection connection)) boolean
-  "True if no call may begin on CONNECTION, because too much of its output is unsent: its peer does
-not read."
+  "True if no call may begin on CONNECTION, because too much of its output is unsent, as when its
+peer does not read."
   (let ((socket (the loop:connection (connection-socket connection))))
     (< (loop:connection-max-unsent socket) (loop:connection-unsent socket))))
 
@@ -291,7 +292,8 @@ not read."
 ;;; Responses
 
 (defun problem-of-headers (list)
-  "The code and the text of the error in the headers LIST of a response, or nil."
+  "Return two values, the status code and the text of the error in LIST, the headers of a response,
+or nil if LIST shows no error."
   (let ((status (hpack:find-field list ":status"))
         (content-type (hpack:find-field list "content-type")))
     (cond ((hpack:find-field list "grpc-status") nil)
@@ -327,7 +329,7 @@ not read."
            (end-load-call load-call +code-internal+ "the response ends in the middle of a message"))
           ((and single (/= 1 (load-call-responses load-call)))
            (end-load-call load-call +code-unimplemented+
-                          (format nil "OK with ~D responses instead of one"
+                          (format nil "the call ended with OK after ~D responses instead of one"
                                   (load-call-responses load-call))))
           (t (end-load-call load-call 0 nil)))))
 
@@ -427,7 +429,8 @@ received with these octets."
          (<= (+ (load-call-made-ns load-call) timeout-ns) (note-now generator)))))
 
 (defun take-reset (stream error-code source)
-  "The sink's ON-RESET. A call that the peer has not processed is made again, once (gRFC A6)."
+  "The function ON-RESET of the sink. A call that the peer has not processed is made once more (gRFC
+A6)."
   (when-let ((load-call (http2:stream-user stream)))
     (let ((connection (load-call-connection load-call))
           (connection-slot (load-call-connection-slot load-call)))
@@ -452,14 +455,16 @@ received with these octets."
              (end-load-call load-call +code-deadline-exceeded+ "the deadline has passed"))
             (t (end-load-call load-call (status:status-code (client:error-code-status error-code))
                               (format nil
-                                      "the stream was reset~:[ for a fault of the peer's~;~]: ~A"
+                                      "the stream was reset~:[ because of an error of the peer~;~]:
+~A"
                                       (eq :peer source)
                                       (http2:error-code-name error-code))))))))
 
 ;;; Waiting for a stream
 
 (define-hot queue-load-call ((connection-slot connection-slot) (load-call load-call)) null
-  "Let LOAD-CALL wait until CONNECTION-SLOT has a stream for it."
+  "Put LOAD-CALL into the queue of CONNECTION-SLOT, where it waits for a stream. If it was refused
+before it was sent, end it instead."
   (cond ((load-call-chained load-call)  ; the call was refused before it was even sent
          (end-load-call load-call +code-unavailable+ "the server did not process the request"))
         (t
@@ -473,8 +478,8 @@ received with these octets."
   nil)
 
 (define-hot queue-first ((connection-slot connection-slot)) (or null load-call)
-  "The first call of CONNECTION-SLOT's queue that has not ended. The calls before that call leave
-the queue."
+  "Remove ended calls from the beginning of CONNECTION-SLOT's queue, and return the first call that
+is left."
   (loop
     (let ((load-call (connection-slot-queue-head connection-slot)))
       (cond ((null load-call) (return nil))
@@ -484,7 +489,7 @@ the queue."
                                     load-call))))))
 
 (define-hot unqueue-first ((connection-slot connection-slot)) null
-  "Take the first call out of CONNECTION-SLOT's queue."
+  "Remove the first call from CONNECTION-SLOT's queue."
   (let ((load-call (the load-call (connection-slot-queue-head connection-slot))))
     (unless (setf (connection-slot-queue-head connection-slot) (load-call-later load-call))
       (setf (connection-slot-queue-tail connection-slot) nil))

@@ -11,7 +11,8 @@
   (:documentation "A run could not be made; TEXT is the reason, in one line."))
 
 (defconstant +interrupt-grace-seconds+ 2
-  "How long calls under way may continue after the user has interrupted the run.")
+  "The maximum number of seconds for which calls under way continue after the user has interrupted
+the run.")
 
 (defstruct (control (:copier nil))
   "The state that the thread of PERFORM-RUN waits for."
@@ -35,8 +36,8 @@
          (loop:post (generator-loop generator) (lambda () (funcall function generator))))))
 
 (defun await-generators (control test seconds)
-  "Wait until TEST is true of all generators of CONTROL, or SECONDS have passed; return true if it
-is."
+  "Wait until TEST is true of all generators of CONTROL, or SECONDS have passed. Return true in the
+first case."
   (let ((end (+ (monotonic-ns) (seconds-ns seconds))))
     (loop
       (when (every test (control-generators control)) (return t))
@@ -46,8 +47,8 @@ is."
           (sb-thread:wait-on-semaphore (control-event control) :timeout (/ left 1d9)))))))
 
 (defun connect-all (control plan)
-  "Connect all generators of CONTROL. Signal RUN-FAILED if no connection could be made, or the
-process must end."
+  "Connect all generators of CONTROL. Signal RUN-FAILED if no connection could be made, or if the
+process has to end."
   (post-all control #'connect-generator)
   (await-generators control (lambda (generator)
                               (or (control-terminated control) (generator-ready-p generator)))
@@ -60,20 +61,21 @@ process must end."
                                        (connection-slot-failure (first connection-slots)))))))
 
 (defun cpu-ns ()
-  "The CPU time of this process so far."
+  "The CPU time that this process has used, in nanoseconds."
   (floor (* (get-internal-run-time) +ns-per-second+) internal-time-units-per-second))
 
 (defconstant +twice-ns+ 250000000
-  "The time within which two interrupts count as one: timeout(1) sends two.")
+  "The time within which two interrupts count as one, because timeout(1) sends two.")
 
 (defun interrupted-p (function)
-  "Call FUNCTION, which waits; return true if the user has interrupted it."
+  "Call FUNCTION, which waits. Return true if the user has interrupted the wait."
   (handler-case (progn (funcall function) nil)
     (sb-sys:interactive-interrupt () t)))
 
 (defun interrupt-run (control)
-  "End the run of CONTROL in order: begin no more calls, and give the calls under way some time to
-end, unless the user interrupts again."
+  "End the run of CONTROL in an orderly way: begin no more calls, and wait a while for the end of
+the calls under way. If the user interrupts again, do not wait longer. Then drop the calls that have
+not ended."
   (let ((begin (monotonic-ns)))
     (flet ((wait ()
              (await-generators control #'generator-done +interrupt-grace-seconds+)
@@ -116,7 +118,7 @@ nil."
     (values (or cpu (cpu-ns)) interrupted)))
 
 (defconstant +judged-ns+ 100000000
-  "The least duration of a run whose CPU time shows whether the loops were busy.")
+  "The minimum duration of a run whose CPU time shows whether the loops were busy.")
 
 (defun busy-share (run plan)
   "The share of the time in which the event loops of RUN, made by PLAN, were busy; 0 if RUN was too
@@ -125,30 +127,31 @@ short. The CPU time of the process also includes the beginning and the end of th
       0
       (min 1 (/ (run-cpu-ns run) (* (plan-generators plan) (run-duration-ns run))))))
 
-(defconstant +told-lateness-ns+ 1000000 "The least lateness of the tool that is reported.")
+(defconstant +told-lateness-ns+ 1000000 "The minimum lateness of the tool that is reported.")
 (defconstant +told-stall-ns+ 50000000
-  "The longest time that a loop of the tool may stand still without a mention in the report.")
+  "The maximum time for which a loop of the tool may stand still without a mention in the report.")
 
 (defun streams-words (run plan generators)
-  "A text about the calls of RUN that waited because of the server's limit of streams, if these were
-at least one in a hundred of GENERATORS' calls; else nil."
+  "A text about the calls of RUN that waited because of the server's limit of streams. Return nil if
+they were fewer than one in a hundred of GENERATORS' calls."
   (let ((crowded (reduce #'+ generators :key #'generator-crowded)))
     (when (< (run-count run) (* 100 crowded))
-      (format nil "the server's streams: ~D of ~D calls waited for one, as it allows ~D at once on ~
-                   each of ~D connection~:P; more --connections let more begin"
+      (format nil "the server's streams: ~D of ~D calls waited for a stream, because the server ~
+                   allows ~D at once on each of ~D connection~:P; with more --connections more ~
+                   calls can begin"
               crowded (run-count run)
               (reduce #'max generators :key #'generator-streams-allowed)
               (plan-connections plan)))))
 
 (defun lateness-share (run share)
-  "The largest share of RUN's latency, at the quantile SHARE, that the tool's own lateness can
-explain."
+  "The largest fraction of RUN's latency at the quantile SHARE for which the tool's own lateness can
+be the reason."
   (let ((latency (histogram-quantile (run-all-latency run) share)))
     (/ (histogram-quantile (run-lateness run) share) (max 1 latency))))
 
 (defun late-words (run busy)
-  "A text about the influence of the tool's own lateness on the latencies of RUN, an open loop; nil
-if there is none. BUSY is the share of the time in which the tool's loops were busy."
+  "A text about the influence of the tool's own lateness on the latencies of RUN, an open loop, or
+nil if it had no influence. BUSY is the share of the time in which the tool's loops were busy."
   (let ((late (histogram-quantile (run-lateness run) 99/100)))
     (when (and (< +told-lateness-ns+ late) (< 1/10 (lateness-share run 99/100)))
       (format nil "the tool, or its machine: one call in a hundred began ~,1F ms or more after its ~
@@ -158,17 +161,17 @@ if there is none. BUSY is the share of the time in which the tool's loops were b
               (< 9/10 busy) (round (* 100 busy))))))
 
 (defun stall-words (run generators)
-  "A text about the time for which a loop of GENERATORS stood still in RUN; nil if the reported
-latencies do not contain it."
+  "A text about the time for which a loop of GENERATORS stood still in RUN, or nil if the reported
+latencies do not include that time."
   (let ((stall (reduce #'max generators :key #'generator-stall-ns)))
     (when (and (< +told-stall-ns+ stall)
                (< (histogram-max (run-all-latency run)) (* 10 stall)))
-      (format nil "the tool, or its machine: an event loop of it stood still for ~,1F ms, which is ~
-                   part of the slowest latencies" (/ stall 1d6)))))
+      (format nil "the tool, or its machine: one of the tool's event loops stood still for ~,1F ~
+                   ms, and the slowest latencies include that time" (/ stall 1d6)))))
 
 (defun why-limited (run plan generators)
-  "The cause, other than the server's speed, that limited RUN, which GENERATORS made by PLAN: a text
-that begins with the name of the limit; or nil."
+  "The cause, other than the server's speed, that limited RUN, which GENERATORS made by PLAN. Return
+a text that begins with the name of the limit, or nil if nothing else limited RUN."
   (let* ((capped (reduce #'+ generators :key #'generator-capped))
          (busy (busy-share run plan))
          (open (plan-rate plan))
@@ -176,9 +179,9 @@ that begins with the name of the limit; or nil."
            (list (streams-words run plan generators)
                  (if open (late-words run busy) (stall-words run generators))
                  (and open (< (run-count run) (* 100 capped))
-                      (format nil "the workers: ~D of ~D calls waited since all were busy; their ~
-                                   latencies count from when they were due, and a larger -c lets ~
-                                   more begin" capped (run-count run)))
+                      (format nil "the workers: ~D of ~D calls waited because all workers were ~
+                                   busy; their latencies include the wait, and with a larger -c ~
+                                   more calls can begin" capped (run-count run)))
                  (and (not open) (< 19/20 busy)
                       (format nil "the tool: its event loops were busy ~D % of the time, more ~
                                    --loops may give more calls" (round (* 100 busy)))))))
@@ -187,8 +190,8 @@ that begins with the name of the limit; or nil."
 
 (defun intended-end-ns (plan generators measure-ns)
   "The end of the time in which GENERATORS make calls, in an open loop by PLAN: the time when the
-next call would have been due. Ten calls at ten a second take a second, though the last begins after
-0.9."
+next call would have been due. Ten calls at ten a second take a second, although the last call
+begins after 0.9 seconds."
   (let ((rate (plan-rate plan))
         (counted (reduce #'+ generators :key #'generator-counted)))
     (if (and (eq :const (schedule-kind rate)) (eq :constant (plan-arrival plan)))
@@ -202,7 +205,7 @@ next call would have been due. Ten calls at ten a second take a second, though t
                               (if (plusp stopped) stopped +never-ns+))))))))
 
 (defun finish-run (control plan measure-ns cpu-begin interrupted)
-  "The RUN that CONTROL's generators have noted."
+  "The RUN with the data that CONTROL's generators have noted."
   (let* ((generators (control-generators control))
          (end-ns (reduce #'max generators :key #'generator-last-end-ns
                                           :initial-value
@@ -242,7 +245,7 @@ next call would have been due. Ten calls at ten a second take a second, though t
         (/ (loop for i below 1000 sum (schedule-value rate (* seconds (/ i 1000)))) 1000))))
 
 (defun prepare-generators (control plan)
-  "Give CONTROL the generators of PLAN, with their loops running."
+  "Make the generators of PLAN for CONTROL, and start their loops."
   (dotimes (i (plan-generators plan))
     (let ((generator (prepare-generator plan i (make-load-loop i)
                                         (lambda (generator)
@@ -251,7 +254,7 @@ next call would have been due. Ten calls at ten a second take a second, though t
       (setf (control-generators control) (append (control-generators control) (list generator))))))
 
 (defun perform-with (control plan on-progress)
-  "PERFORM-RUN with CONTROL, whose generators the caller ends."
+  "Do the work of PERFORM-RUN with CONTROL. The caller must end CONTROL's generators."
   (prepare-generators control plan)
   (connect-all control plan)
   (let* ((begin-ns (+ (monotonic-ns) 2000000))

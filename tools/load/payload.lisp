@@ -5,7 +5,8 @@
 (in-package #:clgrpc.load)
 
 (deftype frames ()
-  "Messages in their order, each OCTETS that begin with the prefix."
+  "A vector of messages in their order. Each message is OCTETS, which begin with the prefix of
+gRPC."
   'simple-vector)
 
 (defstruct (payload (:copier nil))
@@ -22,8 +23,8 @@
     frame))
 
 (defun split-json (text)
-  "If TEXT is an array in JSON, a list of the texts of its elements; else a list of TEXT alone. The
-elements themselves are not checked."
+  "Return a list of the texts of the elements of TEXT if TEXT is an array in JSON, else a list of
+TEXT alone. The elements themselves are not checked."
   (let ((text (string-trim '(#\Space #\Tab #\Newline #\Return) text)))
     (if (not (uiop:string-prefix-p "[" text))
         (list text)
@@ -101,9 +102,9 @@ messages, each after its length as a varint."
                                  (split-delimited octets)))))
 
 (defun compress-frame (frame)
-  "The frame of the message in FRAME, which is not compressed, compressed with gzip."
+  "Return the frame with the message of FRAME, which is not compressed, compressed with gzip."
   (multiple-value-bind (octets end) (os:deflate-octets :gzip 6 frame 5 (length frame) 5)
-    (unless octets (fail-template "there is no memory to compress a request"))
+    (unless octets (fail-template "a request cannot be compressed, because memory is exhausted"))
     (let ((compressed (subseq octets 0 end)))
       (setf (aref compressed 0) 1
             (u32be compressed 1) (- end 5))
@@ -111,7 +112,8 @@ messages, each after its length as a varint."
 
 (defun compress-payload (payload)
   "PAYLOAD with each message compressed with gzip. Signal TEMPLATE-ERROR if libz is missing."
-  (unless (os:open-zlib) (fail-template "requests cannot be compressed, since there is no libz"))
+  (unless (os:open-zlib)
+    (fail-template "requests cannot be compressed, because libz is not installed"))
   (flet ((compressed (frames) (map 'simple-vector #'compress-frame frames)))
     (if-let ((maker (payload-maker payload)))
       (make-payload :maker (lambda (data) (compressed (funcall maker data))))
@@ -147,9 +149,9 @@ whatever the templates' values are."
     (misuse (error) (fail-template "~A" (string-right-trim "." (princ-to-string error))))))
 
 (defun compile-metadata (metadata &key (templates t))
-  "Two values for METADATA, an alist. If the values are constant: a vector of its fields, and nil.
-If TEMPLATES is true and values have templates: nil, and a function of CALL-DATA that returns such a
-vector. Signal TEMPLATE-ERROR if METADATA cannot be sent."
+  "Return two values for METADATA, an alist. If its values are constant, these are a vector of the
+header fields, and nil. If TEMPLATES is true and values have templates, these are nil, and a
+function of CALL-DATA that returns such a vector. Signal TEMPLATE-ERROR if METADATA cannot be sent."
   (let ((templates (loop for (name . value) in metadata
                          collect (cons (string-downcase name)
                                        (if (and templates (stringp value))

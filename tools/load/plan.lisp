@@ -15,7 +15,7 @@
 (declaim (sb-ext:freeze-type request))
 
 (defun make-request (method &rest arguments)
-  "A request of METHOD; ARGUMENTS are :PAYLOAD, :FIELDS, :METADATA-MAKER and :WEIGHT."
+  "Return a request of METHOD; ARGUMENTS are :PAYLOAD, :FIELDS, :METADATA-MAKER and :WEIGHT."
   (apply #'%make-request :method method :kind (method:rpc-method-kind method) arguments))
 
 (defun request-name (request)
@@ -23,8 +23,8 @@
   (subseq (method:rpc-method-path (request-method request)) 1))
 
 (defun mix-requests (requests)
-  "A vector that contains each of REQUESTS, a list, as many times as its weight says, spread as
-evenly as possible. Calls take their requests from the mix in turn."
+  "A vector that contains each of REQUESTS, a list, as many times as its weight, spread as evenly as
+possible. Calls take their requests from the mix in turn."
   (let* ((total (reduce #'+ requests :key #'request-weight))
          (credits (make-array (length requests) :initial-element 0)))
     ;; smooth weighted round robin: in every turn each request's credit grows by its weight; the
@@ -41,7 +41,8 @@ evenly as possible. Calls take their requests from the mix in turn."
             'simple-vector)))
 
 (defstruct (plan (:constructor %make-plan) (:copier nil))
-  "The calls to make, and how. Generators read the plan and never change it."
+  "A description of the calls to make, and of the way to make them. Generators read the plan and
+never change it."
   (name nil :type (or null string))     ; the user's, for reports
   (tags '() :type list)                 ; the user's, for reports
   (options '() :type list)              ; the user's options, for reports; see RUN-OPTIONS

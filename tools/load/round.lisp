@@ -4,8 +4,8 @@
 (in-package #:clgrpc.load)
 
 (defun merge-rows (owners rows key merge)
-  "The rows of all OWNERS; ROWS is a function that returns the rows of an owner. Combine rows with
-the same KEY into one by MERGE, a function of a list of rows."
+  "The rows of all OWNERS, with the rows of the same KEY combined into one row. ROWS is a function
+that returns the rows of an owner; MERGE is a function that combines a list of rows."
   (let ((groups '()))
     (dolist (row (loop for owner in owners append (funcall rows owner)))
       (if-let ((group (assoc (funcall key row) groups :test #'equal)))
@@ -31,8 +31,8 @@ the same KEY into one by MERGE, a function of a list of rows."
                   :latency (merge-histograms (mapcar #'share-row-latency rows))))
 
 (defun join-seconds (runs)
-  "Two values: the SECOND-ROWs of RUNS, one run after the other, and the number of seconds of each
-row."
+  "Return two values: the SECOND-ROWs of RUNS, one run after the other, and the number of seconds
+that each row covers."
   (let ((interval (reduce #'max runs :key #'run-interval-seconds)))
     (fit-rows (apply #'concatenate 'vector
                      (loop for run in runs
@@ -41,9 +41,9 @@ row."
               interval interval)))
 
 (defun merge-rounds (runs)
-  "One RUN for RUNS, which ran one after the other: a single run itself, or a new RUN with RUNS as
-its rounds. The new RUN has the seconds of all rounds in their order, and the sum of their
-durations."
+  "Return one RUN for RUNS, which were made one after the other: the run itself if it is the only
+one, else a new RUN with RUNS as its rounds. The new RUN has the seconds of all rounds in their
+order, and the sum of their durations."
   (if (null (rest runs))
       (first runs)
       (flet ((sum (reader) (reduce #'+ runs :key reader))

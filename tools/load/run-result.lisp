@@ -28,7 +28,7 @@
   (lateness-max-ns 0 :type quantity)) ; how late a call began at most
 
 (defstruct (sample (:copier nil))
-  "A call that is reported singly."
+  "A call that the report lists by itself."
   (unix-ns 0 :type quantity)       ; the time when the call was due
   (latency-ns 0 :type quantity)    ; the time from UNIX-NS until its end
   (status "OK" :type string)            ; as the name of STATUS-ROW

@@ -3,8 +3,8 @@
 
 (in-package #:clgrpc.load)
 
-(defconstant +most-rows+ 3600 "The most SECOND-ROWs of a run; if there are more, each two neighbours
-are merged.")
+(defconstant +most-rows+ 3600 "The maximum number of SECOND-ROWs of a run. When a run has more, each
+pair of neighbours is merged.")
 
 (defun merge-second-rows (rows &key at-once)
   "One row that sums up ROWS, which cover successive seconds or, if AT-ONCE is true, the same

@@ -3,7 +3,8 @@
 
 (in-package #:clgrpc.load)
 
-(defconstant +most-messages+ 50 "How many different messages are kept for each status.")
+(defconstant +most-messages+ 50
+  "The maximum number of different messages that are kept for each status.")
 
 (defstruct (tally (:copier nil))
   "One generator's notes of the calls that count."
@@ -57,8 +58,8 @@
   (next-second tally))
 
 (defun halve-seconds (tally)
-  "Merge each pair of TALLY's rows, all of which are closed, into one, to make room for as many
-more."
+  "Merge each pair of TALLY's rows, all of which are closed, into one row, which makes room for as
+many new rows."
   (let ((rows (pair-rows (tally-seconds tally))))
     (setf (fill-pointer (tally-seconds tally)) (length rows)
           (tally-interval-seconds tally) (* 2 (tally-interval-seconds tally)))
@@ -113,8 +114,8 @@ together."
                      (append messages (list (cons "(other messages)" 1)))))))))
 
 (defun keep-sample (tally intended-ns latency-ns code text)
-  "Keep the call that was just counted as a sample. If TALLY has too many samples now, drop every
-other one."
+  "Keep the call that was just counted as a sample. If TALLY then has too many samples, drop every
+second sample."
   (push (make-sample :unix-ns (+ intended-ns (tally-real-offset-ns tally))
                      :latency-ns latency-ns :status (aref *status-names* code) :error text)
         (tally-samples tally))
@@ -134,8 +135,8 @@ other one."
   nil)
 
 (defun method-rows (requests)
-  "The rows of a tally that has counted nothing yet, for its slot METHODS: a vector of a row for
-each of REQUESTS, a list; an empty vector if there is a single request."
+  "The initial value of the slot METHODS of a tally: a vector with a row for each of REQUESTS, a
+list, or an empty vector if REQUESTS has a single element."
   (if (rest requests)
       (map 'simple-vector (lambda (request) (make-share-row :name (request-name request))) requests)
       #()))
@@ -170,7 +171,8 @@ and TEXT if that is not OK. The call was due at INTENDED-NS, and BACKEND is the 
 ;;; Making a run from tallies
 
 (defun merge-seconds (tallies)
-  "The SECOND-ROWs of all TALLIES together, and the number of seconds of each row."
+  "Return two values: the SECOND-ROWs of all TALLIES together, and the number of seconds that each
+row covers."
   (let* ((interval (reduce #'max tallies :key #'tally-interval-seconds))
          (columns (loop for tally in tallies
                         collect (fit-rows (tally-seconds tally) (tally-interval-seconds tally)

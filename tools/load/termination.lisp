@@ -20,7 +20,7 @@
   (and *termination* (termination-noted *termination*)))
 
 (defun note-termination (termination)
-  "SIGTERM has come. On the loop of TERMINATION."
+  "Note in TERMINATION that SIGTERM has come. On the loop of TERMINATION."
   (setf (termination-noted termination) t)
   (when (termination-function termination) (funcall (termination-function termination))))
 

@@ -32,7 +32,7 @@
           (max ns (counts-longest-collection-ns counts)))))
 
 (defun time-collections ()
-  "Measure from now on how long collections stop the threads."
+  "Measure from now on the times for which garbage collections stop the threads."
   (sb-int:encapsulate 'sb-kernel::sub-gc 'profile
                       (lambda (function &rest arguments)
                         (let ((begin (monotonic-ns))
@@ -44,7 +44,8 @@
 ;;; Answers
 
 (defun count-calls ()
-  "How many calls the servers of this process have ended and its channels have begun."
+  "The number of calls that the servers of this process have ended, plus those that its channels
+have begun."
   (+ (loop for server in (registered server:**servers**)
            sum (getf (grpc:server-statistics server) :calls))
      (loop for core in (registered client:**cores**)
@@ -105,7 +106,8 @@ definitions."
     (t (sb-kernel:widetag-of object))))
 
 (defun take-heap-histogram ()
-  "A hash table from key to (an object, octets of all, how many)."
+  "A hash table from the keys of kinds to lists: an object of the kind, the octets of all objects,
+and their number."
   (let ((table (make-hash-table :test 'eq :size 4096)))
     (sb-sys:without-gcing
       (sb-vm:map-allocated-objects
@@ -118,7 +120,8 @@ definitions."
     table))
 
 (defun heap-difference (before after)
-  "A list with an alist of JSON for each kind of object of which AFTER has more octets than BEFORE."
+  "A list with an alist, for JSON, for each kind of object that has more octets in AFTER than in
+BEFORE."
   (let ((kinds (make-hash-table :test 'equal)))
     (maphash (lambda (key entry)
                (destructuring-bind (object octets count) entry
@@ -136,11 +139,12 @@ definitions."
       (coerce (sort rows #'> :key (lambda (row) (cdr (second row)))) 'vector))))
 
 (defconstant +histogram-octets+ (* 40 1024 1024)
-  "The most octets that are allocated between two heap histograms. More would cause a collection.")
+  "The maximum number of octets that are allocated between two heap histograms, because more would
+cause a collection.")
 
 (defun heap-histogram (seconds)
   "The objects that were allocated in SECONDS, or until they had +HISTOGRAM-OCTETS+, and still
-exist. Nil if each attempt was spoilt by a collection."
+exist. Return nil if a collection has disturbed each attempt."
   (loop repeat 3
         do (sb-ext:gc)
            (let* ((before (take-heap-histogram))
@@ -271,7 +275,7 @@ tabs between."
                             path)))
           ((string= word "heap-histogram")
            (or (heap-histogram (/ (parse-integer rest) 1000)) :null))
-          (t (list (cons "error" (format nil "there is no command ~A" word)))))))
+          (t (list (cons "error" (format nil "the command ~A is unknown" word)))))))
 
 (defun run-agent ()
   (loop for line = (read-line *standard-input* nil)

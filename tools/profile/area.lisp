@@ -52,7 +52,8 @@
   (some (lambda (beginning) (uiop:string-prefix-p beginning name)) beginnings))
 
 (defun kernel-area (name)
-  "The part of the kernel to which its function NAME belongs; nil if its caller counts."
+  "The part of the kernel to which its function NAME belongs, or nil if that depends on the
+function's caller."
   (or (first (find name *kernel-areas* :key #'rest :test #'begins-with-p))
       (and (begins-with-p name *kernel-otherwise*) "kernel: other")))
 
@@ -80,8 +81,8 @@
 they call.")
 
 (defun native-area (name image)
-  "The area of the function NAME of IMAGE, the path of a program or library; nil if its caller
-counts."
+  "The area of the function NAME of IMAGE, the path of a program or library, or nil if that depends
+on the function's caller."
   (let ((file (subseq image (1+ (or (position #\/ image :from-end t) -1)))))
     (flet ((library-p (prefix) (uiop:string-prefix-p prefix file)))
       (cond ((gethash name *system-call-areas*))
@@ -121,8 +122,8 @@ counts."
       (string= package "clgrpc.kernel")))
 
 (defun lisp-area (name)
-  "The subsystem to which the Lisp function NAME, printed in lower case, belongs; nil if its caller
-counts."
+  "The subsystem to which the Lisp function NAME, printed in lower case, belongs, or nil if that
+depends on the function's caller."
   (cond ((begins-with-p name '("\"read " "\"write " "\"size of " "\"check ")) "protobuf")
         ((search "alloc-tramp" name) "allocation")
         ((search "alloc_tramp" name) "allocation")
@@ -188,8 +189,8 @@ separate phases: waiting, receiving, sending.")
      "__arm64_sys_recvfrom" "__x64_sys_recvmsg")
     ("wait" "epoll_wait" "__x64_sys_epoll_wait" "__arm64_sys_epoll_pwait"
      "__x64_sys_epoll_pwait"))
-  "The phases of system calls: the stack of the caller of the C library's functions is not always
-visible through these.")
+  "The phases of system calls. This table is needed because a stack does not always show the caller
+of a function of the C library.")
 
 (defparameter *phase-order*
   '("creation" "request" "handler" "completion" "destruction" "receive" "send" "wait" "loop"
@@ -233,8 +234,8 @@ visible through these.")
                 :phase (if (equal area "collector") "collection" (name-phase name)))))
 
 (defun stack-area (frames)
-  "The subsystem of a sample with the stack FRAMES, innermost first. All work of the collector,
-including the kernel's part of it, is the collector's."
+  "The subsystem of a sample with the stack FRAMES, innermost first. All work of the garbage
+collector, including the work of the kernel for it, belongs to the collector."
   (cond ((find "collector" frames :key #'frame-area :test #'equal) "collector")
         ((null frames) "unknown")
         ((eq :unknown (frame-kind (first frames))) "unknown")

@@ -80,7 +80,8 @@ list of names, the innermost first. Shares of equal stacks are added up."
       (visit root '()))
     shares))
 
-(defparameter *least-change* 1/200 "The change of its share below which a frame has no colour.")
+(defparameter *least-change* 1/200
+  "The change of a frame's share below which the frame has no colour.")
 
 (defun change-hue (share before)
   "The hue of a frame that has SHARE of the time and had BEFORE: red if it has grown, blue if it has

@@ -69,8 +69,8 @@
     (alexandria:ensure-gethash key table (make-tally :name name :lock lock))))
 
 (defun parse-event (line)
-  "The thread's id, the time in nanoseconds, the event's name and its text, if LINE begins an event;
-else nil."
+  "Return four values, the thread's id, the time in nanoseconds, the event's name and its text, if
+LINE begins an event; else return nil."
   (multiple-value-bind (tid end) (parse-integer line :junk-allowed t)
     (let* ((start (and tid (position #\Space line :start end :test-not #'char=)))
            (colon (and start (position #\: line :start start)))
@@ -95,7 +95,7 @@ else nil."
         (when futex (add futex))))))
 
 (defun text-number (text prefix &optional (radix 10))
-  "The integer after PREFIX in TEXT, or nil."
+  "The integer after PREFIX in TEXT, or nil if TEXT has none."
   (let ((place (search prefix text)))
     (and place (parse-integer text :start (+ place (length prefix)) :radix radix
                                    :junk-allowed t))))

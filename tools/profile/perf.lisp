@@ -13,7 +13,8 @@
         (uiop:split-string (or (sb-ext:posix-getenv "PATH") "") :separator ":")))
 
 (defun paranoia ()
-  "The kernel's restriction, /proc/sys/kernel/perf_event_paranoid; -1, no restriction, for root."
+  "The number in /proc/sys/kernel/perf_event_paranoid, by which the kernel restricts perf, or, for
+root, -1, which means no restriction."
   (if (zerop (sb-unix:unix-getuid))
       -1
       (let ((words (file-words "/proc/sys/kernel/perf_event_paranoid")))
@@ -37,7 +38,7 @@
   (before nil :type reading :read-only t)
   (after nil :type reading :read-only t))
 
-(defconstant +period-ns+ 250000 "The processor time between two samples, in ns.")
+(defconstant +period-ns+ 250000 "The processor time between two samples, in nanoseconds.")
 
 (defun sampling-arguments (pid)
   (append (list "-e" "cpu-clock" "-c" (princ-to-string +period-ns+) "-g")

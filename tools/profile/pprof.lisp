@@ -22,7 +22,7 @@ the nanoseconds of that stack itself."
   (or (ecase kind
         (:cpu (member-of profile "cpu" "flame"))
         (:off-cpu (member-of profile "events" "offCpu" "flame")))
-      (fail "the profile has no stacks of threads that sleep; they need perf and tracefs")))
+      (fail "the profile has no stacks of sleeping threads; these need perf and tracefs")))
 
 (defun write-folded (profile stream &key (stacks :cpu))
   "Write the stacks of PROFILE, those of STACKS, :cpu or :off-cpu, to STREAM, folded, with the
@@ -38,7 +38,7 @@ microseconds of each."
 
 (defun pprof-octets (profile stacks)
   "The STACKS, :cpu or :off-cpu, of PROFILE as a message perftools.profiles.Profile, octets. The
-numbers of a location, of its function and of the function's name are the same. For sleeps only the
+numbers of a location, of its function and of the function's name are the same. Of sleeps only the
 time is known, which Go calls delay."
   (let ((strings (make-hash-table :test 'equal))
         (texts (make-array 16 :adjustable t :fill-pointer 0))

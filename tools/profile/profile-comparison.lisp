@@ -48,9 +48,9 @@
                 (sqrt (* count (1- count))))))))
 
 (defun difference (name unit before after figure noise &optional (better :less))
-  "The difference of FIGURE, a function of a round, between the profiles BEFORE and AFTER; nil if
-one of them lacks the figure. NOISE is a function of the mean and of the figures of the rounds; it
-returns by how much the mean may be wrong by chance. BETTER is :LESS or :MORE."
+  "The difference of FIGURE, a function of a round, between the profiles BEFORE and AFTER, or nil if
+one of them lacks the figure. NOISE is a function of the mean and of the figures of the rounds, and
+returns the error of the mean that chance can cause. BETTER is :LESS or :MORE."
   (declare (type function figure noise))
   (flet ((figures (rounds) (mapcar figure rounds)))
     (let* ((old-rounds (rounds-of before)) (old (figures old-rounds))
@@ -79,13 +79,13 @@ returns by how much the mean may be wrong by chance. BETTER is :LESS or :MORE."
    :test #'string= :from-end t))
 
 (defun row-figure (profile path name field)
-  "FIELD of the row NAME at PATH of PROFILE; 0 without such a row."
+  "FIELD of the row NAME at PATH of PROFILE, or 0 if PROFILE has no such row."
   (let ((row (find name (apply #'member-of profile path) :test #'string=
                    :key (lambda (row) (member-of row "name")))))
     (or (and row (member-of row field)) 0)))
 
 (defun round-calls (profile)
-  "The number of calls to which PROFILE's CPU time belongs, or nil."
+  "The number of calls to which PROFILE's CPU time belongs, or nil if it is not known."
   (let ((calls (member-of profile "cpu" "calls")))
     (and calls (plusp calls) calls)))
 
@@ -113,8 +113,8 @@ rounds know their calls, else in ms in total."
 
 (defun plain-differences (before after path field unit)
   "The differences between the profiles BEFORE and AFTER in FIELD of the rows at PATH, a list of
-names. The figures are counts per call; by chance they differ by at most a thirtieth, or by a
-thousandth of a count."
+names. The figures are counts per call. A difference of at most a thirtieth, or of a thousandth of a
+count, counts as chance."
   (loop for name in (names-of before after path)
         collect (let ((name name))
                   (difference name unit before after
@@ -124,7 +124,7 @@ thousandth of a count."
                                 (max (/ mean 30) 1/1500))))))
 
 (defun figure-differences (before after)
-  "Differences of the figures that a profile has only once."
+  "Differences of those figures of which a profile has a single one."
   (flet ((both (name unit function &optional (noise 1/100) (better :less))
            (difference name unit before after function
                        (lambda (mean rounds) (declare (ignore rounds)) (* noise mean)) better))
@@ -143,7 +143,8 @@ thousandth of a count."
                   (both "switches of thread" "/call" (of "events" "switchesPerCall") 4/100)))))
 
 (defun greatest (differences most)
-  "The MOST elements of DIFFERENCES with the greatest changes, without differences of 0."
+  "The elements of DIFFERENCES with the greatest changes, at most MOST of them, without differences
+of 0."
   (let ((sorted (sort (copy-list differences) #'>
                       :key (lambda (difference) (abs (difference-change difference))))))
     (subseq sorted 0 (min most (length sorted)))))

@@ -156,8 +156,8 @@ were off the processor in it, all threads together. Idle threads are the widest.
                                             (member-of counters "collectionNs")))))))))
 
 (defun write-profile-page (profile stream &key before)
-  "Write PROFILE, a value of the function PROFILE, to STREAM as a page in HTML; with BEFORE,
-another, side by side."
+  "Write PROFILE, which the function PROFILE has returned, to STREAM as a page in HTML. If BEFORE,
+another profile, is given, the page shows both side by side."
   (page:write-page
    stream (profile-title profile)
    (format nil "~@[Load: ~A. ~]~,2F s, ~:D samples by ~A, clgrpc ~A." (member-of profile "load")

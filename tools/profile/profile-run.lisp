@@ -15,7 +15,7 @@
   (if (plusp whole) (float (/ part whole) 1d0) 0d0))
 
 (defun rows (table function &key (most 1000) (least 0))
-  "A vector of FUNCTION's values for the keys and counts of TABLE, the greatest counts first."
+  "A vector of the values of FUNCTION for the keys and counts of TABLE, the highest counts first."
   (declare (type function function))
   (let ((entries (loop for key being the hash-keys of table using (hash-value count)
                        when (> count least) collect (cons key count))))
@@ -30,15 +30,16 @@
 ;;; CPU
 
 (defun calls-between (record)
-  "The number of the process's calls during RECORD; nil if the process has not reported it."
+  "The number of calls of the process during RECORD, or nil if the process has not reported it."
   (counted "calls" (record-before record) (record-after record)))
 
 (defconstant +longest-switch-ns+ 3000
-  "The longest time between samples, in ns, that one switch of threads can explain.")
+  "The maximum time between samples, in nanoseconds, for which one switch of threads can be the
+reason.")
 
 (defun unsampled-ns (kernel-ns sampled-ns switches)
-  "The CPU time, in ns, that the kernel counted and the samples lack, as far as SWITCHES between
-threads explain it: during a switch no sample can be taken."
+  "The CPU time, in nanoseconds, that the kernel counted and the samples lack, as far as SWITCHES
+between threads can be the reason, because no sample can be taken during a switch."
   (max 0 (min (- kernel-ns sampled-ns) (* switches +longest-switch-ns+))))
 
 (defun cpu-rows (table period-ns calls extra-name extra-ns kernel-ns)
@@ -103,8 +104,8 @@ EXTRA-NS."
                                  children)))))
 
 (defun cpu-data (sums record pid period-ns source)
-  "The CPU part of the profile of the process PID, by SUMS, the samples of RECORD, taken each
-PERIOD-NS by SOURCE."
+  "The CPU part of the profile of the process PID, made from SUMS, the samples of RECORD, which
+SOURCE has taken every PERIOD-NS."
   (let* ((before (record-before record)) (after (record-after record))
          (calls (calls-between record))
          (kernel-ns (max 0 (- (reading-cpu-ns after) (reading-cpu-ns before))))
@@ -143,9 +144,9 @@ PERIOD-NS by SOURCE."
         :most 100))
 
 (defun allocation-data (sums answer)
-  "The allocation part of the profile, by SUMS, of allocations, and the agent's ANSWER; nil without
-calls. A region counts for the object that did not fit into the previous region, so larger objects
-are seen more often than their share."
+  "The allocation part of the profile, made from SUMS, of allocations, and the agent's ANSWER, or
+nil if there were no calls. A new region is counted for the object that did not fit into the
+previous region; therefore larger objects are seen more often than their share."
   (let ((calls (member-of answer "calls")) (consed (member-of answer "consed")))
     (when (and calls (plusp calls) (plusp (sums-samples sums)))
       (let ((octets-per-call (float (/ consed calls) 1d0)))
@@ -168,8 +169,8 @@ are seen more often than their share."
          tallies)))
 
 (defun off-cpu-data (sums pid)
-  "The off-CPU part of the profile of the process PID, from SUMS, the stacks in which its threads
-have slept; nil without such stacks."
+  "The off-CPU part of the profile of the process PID, made from SUMS, the stacks in which its
+threads have slept, or nil if SUMS has no such stacks."
   (when (plusp (sums-samples sums))
     (object "ns" (sums-samples sums)
             "threads" (thread-rows sums pid 1)
@@ -194,7 +195,7 @@ have slept; nil without such stacks."
 ;;; The counts that the process keeps itself
 
 (defun agent-data (before after)
-  "The process's own counts between two READINGs; nil if the process has no agent."
+  "The process's own counts between two READINGs, or nil if the process has no agent."
   (when-let ((calls (counted "calls" before after)))
     (flet ((per-call (count) (and (plusp calls) (float (/ count calls) 1d0))))
       (let ((consed (counted "consed" before after)))
@@ -219,9 +220,9 @@ have slept; nil without such stacks."
           (t "conses, vectors, numbers"))))
 
 (defun histogram-data (heap-histogram)
-  "The agent's HEAP-HISTOGRAM per call; nil without one or without calls. Objects that were
-allocated while the heap was counted are in the counts by kind only, so these counts are scaled to
-the sum of consed octets." (let* ((calls (member-of heap-histogram "calls"))
+  "The agent's HEAP-HISTOGRAM per call, or nil if it is missing or there were no calls. The counts
+by kind are scaled to the sum of consed octets, because they alone include the objects that were
+allocated while the heap was counted." (let* ((calls (member-of heap-histogram "calls"))
          (consed (member-of heap-histogram "consed"))
          (kinds (member-of heap-histogram "kinds"))
          (octets (reduce #'+ kinds :key (lambda (row) (member-of row "octets")))))
@@ -248,7 +249,7 @@ the sum of consed octets." (let* ((calls (member-of heap-histogram "calls"))
 ;;; Load
 
 (defun load-command (load address)
-  "LOAD, a shell's command, with ADDRESS in place of {address}."
+  "LOAD, a shell command, with ADDRESS in place of {address}."
   (loop for place = (search "{address}" load)
         while place
         do (setf load (concatenate 'string (subseq load 0 place) address
@@ -256,7 +257,7 @@ the sum of consed octets." (let* ((calls (member-of heap-histogram "calls"))
   load)
 
 (defun start-load (load address in-flight said)
-  "Start the load LOAD, a shell's command or :bench, on ADDRESS; return its process. The standard
+  "Start the load LOAD, a shell command or :bench, on ADDRESS; return its process. The standard
 error of the process is written to the file at SAID."
   (if (eq :bench load)
       (let ((process (sb-ext:run-program (program-path "self")
@@ -288,8 +289,8 @@ error of the process is written to the file at SAID."
     (sb-ext:process-close process)))
 
 (defun check-load (process said)
-  "Signal a PROFILE-ERROR if PROCESS, a load, has ended, since then the profiled process had nothing
-to do for a part of the time. The standard error of PROCESS is in the file at SAID."
+  "Signal a PROFILE-ERROR if PROCESS, a load, has ended, because then the profiled process had
+nothing to do for a part of the time. The standard error of PROCESS is in the file at SAID."
   (unless (sb-ext:process-alive-p process)
     (fail "the load has ended, ~:[by signal~;with~] ~D, before the profile: ~A"
           (eq :exited (sb-ext:process-status process)) (sb-ext:process-exit-code process)
@@ -298,8 +299,8 @@ to do for a part of the time. The standard error of PROCESS is in the file at SA
 
 (defun call-with-load (function subject load in-flight warm-seconds directory)
   "Call FUNCTION while LOAD runs on SUBJECT, and has run for WARM-SECONDS, and return its value.
-LOAD is a shell's command, :bench, or nil for no load. Signal a PROFILE-ERROR if the load ends
-before FUNCTION returns. The load's standard error is written to a file in DIRECTORY."
+LOAD is a shell command, :bench, or nil for no load. Signal a PROFILE-ERROR if the load ends before
+FUNCTION returns. The load's standard error is written to a file in DIRECTORY."
   (declare (type function function))
   (if (null load)
       (funcall function)
@@ -307,7 +308,7 @@ before FUNCTION returns. The load's standard error is written to a file in DIREC
              (process (start-load load
                                   (if (subject-process subject)
                                       (subject-address subject)
-                                      (fail "a load needs an address; start the server by profile"))
+                                      (fail "a load needs an address; let profile start the server"))
                                   in-flight said)))
         (unwind-protect
              (progn
@@ -333,7 +334,7 @@ asked for it."
                      :mappings (read-mappings pid))))
 
 (defun call-with-directory (function)
-  "Call FUNCTION with the path of a new directory, which is removed on the way out."
+  "Call FUNCTION with the path of a new directory, which is removed when FUNCTION has ended."
   (declare (type function function))
   (let ((directory (string-right-trim
                     '(#\Newline)
@@ -378,8 +379,8 @@ function of a symbolizer that makes data of the samples."
        :seconds (+ 60 (ceiling seconds))))
 
 (defun ask-for-locks (subject path)
-  "A list of a stream, from which the addresses of SUBJECT's locks can be read; its agent writes
-them to the file PATH. Nil without an agent."
+  "A list of one stream, from which the addresses of SUBJECT's locks can be read; SUBJECT's agent
+writes them to the file PATH. Return nil if SUBJECT has no agent."
   (when (subject-process subject)
     (ask subject (format nil "locks ~A" path))
     (list (make-string-input-stream (uiop:read-file-string path :external-format :utf-8)))))
@@ -407,7 +408,8 @@ nil if both programs are missing."
                              record pid))))))))
 
 (defun allocation (subject seconds directory)
-  "The allocating functions, by SBCL's profiler in the agent of SUBJECT; nil without an agent."
+  "The allocating functions, as SBCL's profiler in the agent of SUBJECT finds them, or nil if
+SUBJECT has no agent."
   (when (subject-process subject)
     (let* ((path (format nil "~A/alloc.stacks" directory))
            (answer (ask-to-sample subject "alloc" seconds path)))
@@ -417,12 +419,12 @@ nil if both programs are missing."
 
 (defconstant +few-unknown+ 1/10 "If more than this share of the frames, or of the functions that ran
 at a sample, have no name, the report mentions it and names a remedy.")
-(defconstant +few-samples+ 100 "With fewer samples than this the report says how far shares may be
-wrong.")
+(defconstant +few-samples+ 100 "The number of samples below which the report gives the possible
+error of shares.")
 
 (defun unseen-lines (subject cpu events)
-  "The parts that a profile of SUBJECT, with the data CPU and EVENTS, lacks, and why: texts, a
-vector."
+  "A vector of texts about the parts that a profile of SUBJECT, with the data CPU and EVENTS, lacks,
+and about the reasons."
   (let ((unknown (max (share (member-of cpu "unknownFrames") (member-of cpu "frames"))
                       (- 1 (member-of cpu "explained"))))
         (samples (member-of cpu "samples")))
@@ -476,7 +478,7 @@ PERF is true."
             "unseen" (unseen-lines subject cpu events))))
 
 (defun without-flame (profile)
-  "PROFILE, one of several rounds, without its flame graphs."
+  "PROFILE, the profile of one of several rounds, without its flame graphs."
   (flet ((without (name alist) (remove name alist :key #'car :test #'string=)))
     (loop for (name . part) in profile
           collect (cons name (cond ((string= "cpu" name) (without "flame" part))
@@ -488,8 +490,8 @@ PERF is true."
     (if (and calls (plusp calls)) (/ ns calls) ns)))
 
 (defun one-of-rounds (profiles)
-  "The one of PROFILES, the rounds of one load, whose CPU time per call is the median. If there are
-several PROFILES, the returned profile gets all of them as its rounds."
+  "That profile among PROFILES, the rounds of one load, whose CPU time per call is the median. If
+there are several PROFILES, the returned profile gets all of them as its rounds."
   (let ((middle (elt (sort (copy-list profiles) #'< :key #'cpu-per-call)
                      (floor (1- (length profiles)) 2))))
     (append middle

@@ -3,8 +3,9 @@
 (in-package #:clgrpc.profile)
 
 (defun write-rows (stream titles rows)
-  "Write ROWS, lists of strings, below TITLES, in columns; all but the first to the right. The
-process chooses the names of threads and functions, so control characters are escaped."
+  "Write ROWS, lists of strings, below TITLES, in columns; all columns but the first are aligned to
+the right. Control characters are escaped, because the process chooses the names of threads and
+functions."
   (let* ((rows (loop for row in rows collect (mapcar #'printable-text row)))
          (widths (apply #'mapcar (lambda (&rest column) (reduce #'max column :key #'length))
                         titles rows)))
@@ -160,7 +161,7 @@ process chooses the names of threads and functions, so control characters are es
       (format stream "Not seen:~%~{  - ~A.~%~}" (coerce lines 'list)))))
 
 (defun write-profile (profile stream)
-  "Write PROFILE, a value of the function PROFILE, to STREAM as text."
+  "Write PROFILE, which the function PROFILE has returned, to STREAM as text."
   (format stream "~A~@[ under ~A~].~2%" (printable-text (profile-title profile))
           (and (member-of profile "load") (printable-text (member-of profile "load"))))
   (write-cpu stream profile)
@@ -172,11 +173,12 @@ process chooses the names of threads and functions, so control characters are es
     (write-part "heapHistogram" #'write-histogram))
   (write-missing stream profile))
 
-(defparameter *longest-profile* (expt 2 27) "The most octets of a file with a profile.")
+(defparameter *longest-profile* (expt 2 27)
+  "The maximum number of octets of a file with a profile.")
 
 (defun parse-profile (text)
-  "The profile that TEXT is in JSON. Each frame of a stack is two levels of the JSON; perf's stacks
-have 127 frames at most."
+  "The profile that TEXT contains in JSON. Each frame of a stack takes two levels of the JSON;
+perf's stacks have at most 127 frames."
   (parse-json text :max-depth 1000 :max-length *longest-profile*))
 
 (defun read-profile (path)

@@ -50,7 +50,7 @@ answer go to standard error."
 
 (defun await-news (subject seconds what function)
   "Wait until FUNCTION, called with SUBJECT locked, returns true, and return its value. After
-SECONDS fail with the text that WHAT has not come."
+SECONDS signal a PROFILE-ERROR, whose text is that WHAT has not come."
   (declare (type function function))
   (let ((end (+ (monotonic-ns) (* seconds 1000000000))))
     (sb-thread:with-mutex ((subject-lock subject))
@@ -67,7 +67,7 @@ SECONDS fail with the text that WHAT has not come."
 
 (defun start-subject (arguments)
   "Start this program with ARGUMENTS, strings, and an agent; return the SUBJECT."
-  (let* ((process (sb-ext:run-program (or (program-path "self") (fail "there is no /proc"))
+  (let* ((process (sb-ext:run-program (or (program-path "self") (fail "/proc does not exist"))
                                       arguments
                                       :wait nil :input :stream :output :stream
                                       :error t ; the user can read why the process ends
@@ -91,11 +91,11 @@ SECONDS fail with the text that WHAT has not come."
 
 (defun running-subject (pid)
   "A SUBJECT for the process PID, which runs already."
-  (unless (probe-file (format nil "/proc/~D/stat" pid)) (fail "there is no process ~D" pid))
+  (unless (probe-file (format nil "/proc/~D/stat" pid)) (fail "process ~D does not exist" pid))
   (make-subject :pid pid))
 
 (defun ask (subject command &key (seconds 20))
-  "The answer of SUBJECT's agent to COMMAND, parsed; nil without an agent."
+  "The parsed answer of SUBJECT's agent to COMMAND, or nil if SUBJECT has no agent."
   (when-let ((process (subject-process subject)))
     (let ((input (sb-ext:process-input process)))
       (handler-case (progn (write-line command input) (finish-output input))
@@ -134,8 +134,8 @@ SECONDS fail with the text that WHAT has not come."
     (if place (parse-integer (second place)) 0)))
 
 (defun thread-switches (pid)
-  "How often each thread of the process PID has slept, and been preempted: lists (id slept
-preempted)."
+  "The counts of how often each thread of the process PID has slept and was preempted: lists (id
+slept preempted)."
   (loop for tid in (thread-ids pid)
         for words = (file-words (format nil "/proc/~D/task/~D/status" pid tid))
         when words
@@ -150,7 +150,7 @@ preempted)."
   (counters nil :type list :read-only t)) ; the agent's counters, or nil
 
 (defun switches-between (before after)
-  "How often threads slept between the READINGs BEFORE and AFTER and, as the second value, how often
+  "Return two values: how often threads slept between the READINGs BEFORE and AFTER, and how often
 they were preempted. Threads that ended in between are missing, so these are lower bounds."
   (flet ((grown (reader)
            (loop for row in (reading-switches after)
@@ -165,6 +165,7 @@ they were preempted. Threads that ended in between are missing, so these are low
                   :switches (thread-switches pid) :counters counters)))
 
 (defun counted (name before after)
-  "The growth of the agent's counter NAME from BEFORE to AFTER, READINGs; nil without that counter."
+  "The growth of the agent's counter NAME from BEFORE to AFTER, READINGs, or nil if they lack that
+counter."
   (flet ((value (reading) (cdr (assoc name (reading-counters reading) :test #'string=))))
     (and (value before) (value after) (- (value after) (value before)))))

@@ -17,7 +17,7 @@
 (sb-ext:define-load-time-global **unknown-frame** (make-frame :name "(unknown)"))
 
 (defun place-address (symbolizer place)
-  "Where PLACE of the program's file lies in memory, or nil."
+  "The address in memory of PLACE in the program's file, or nil if that place is not in memory."
   (let ((mapping (find-if (lambda (mapping)
                             (and (string= (mapping-path mapping) (symbolizer-program symbolizer))
                                  (<= (mapping-offset mapping) place)
@@ -28,7 +28,7 @@
 
 (defun lisp-name (symbolizer place program-p)
   "The label of the Lisp function at PLACE, in the program's file if PROGRAM-P is true, else in
-memory; nil if there is none."
+memory. Return nil if no such function is known."
   (flet ((find-in (ranges place)
            (and ranges place (find-range ranges place))))
     (if-let ((name (and program-p (find-in (symbolizer-functions symbolizer) place))))
@@ -61,7 +61,7 @@ memory; nil if there is none."
   (subseq path (1+ (or (position #\/ path :from-end t) -1))))
 
 (defun parse-frame (line symbolizer)
-  "The FRAME in LINE, of the output of perf script, or nil."
+  "The FRAME that LINE, of the output of perf script, describes, or nil if it describes none."
   (let* ((start (position-if-not (lambda (char) (find char '(#\Space #\Tab))) line))
          (space (and start (position #\Space line :start start)))
          (open (position #\( line :from-end t))

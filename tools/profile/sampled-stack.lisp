@@ -37,8 +37,8 @@ are known by their names."
 ;;; The code that has requested memory
 
 (defun allocator (frames)
-  "The one of FRAMES, innermost first, that has requested memory: the innermost frame of a Lisp
-function that is not a part of SBCL's allocator."
+  "That frame among FRAMES, innermost first, that has requested memory: the innermost frame of a
+Lisp function that does not belong to SBCL's allocator."
   (find-if (lambda (frame)
              (and (eq :lisp (frame-kind frame))
                   (not (equal "allocation" (frame-area frame)))))

@@ -9,7 +9,7 @@
 ;;; Tables
 
 (defstruct (ranges (:copier nil))
-  "Named ranges that do not overlap, by where they begin."
+  "Named ranges that do not overlap, in the order of their beginnings."
   (starts (vector) :type simple-vector :read-only t)
   (ends (vector) :type simple-vector :read-only t)
   (names (vector) :type simple-vector :read-only t)) ; strings, or arguments of FUNCTION-LABEL
@@ -22,7 +22,7 @@
                  :names (map 'simple-vector #'third rows))))
 
 (defun find-range (ranges place)
-  "The name of the range among RANGES that contains PLACE, or nil."
+  "The name of the range among RANGES that contains PLACE, or nil if no range does."
   (let* ((starts (ranges-starts ranges))
          (low 0) (high (length starts)))
     (loop while (< low high)
@@ -32,7 +32,8 @@
          (< place (svref (ranges-ends ranges) (1- low)))
          (svref (ranges-names ranges) (1- low)))))
 
-(defconstant +map-seconds+ 10 "How long a process may take to write its table.")
+(defconstant +map-seconds+ 10
+  "The maximum number of seconds that a process takes to write its table.")
 
 (defun takes-signal-p (pid signal)
   "True if the process PID has a handler for SIGNAL, a number."
@@ -53,8 +54,9 @@ table; else the table is one that the process wrote at an earlier request, and m
     path))
 
 (defun read-perf-map (path)
-  "The RANGES in the file at PATH, which is as WRITE-PERF-MAP writes it; nil if the file does not
-exist. Malformed lines are skipped: another user, or another program, may have written them."
+  "The RANGES in the file at PATH, in the form that WRITE-PERF-MAP writes, or nil if the file does
+not exist. Malformed lines are skipped, because another user, or another program, may have written
+them."
   (with-open-file (stream path :if-does-not-exist nil
                                :external-format '(:utf-8 :replacement #\?))
     (and stream
@@ -102,7 +104,7 @@ exist. Malformed lines are skipped: another user, or another program, may have w
   (values (sb-unix:unix-readlink (format nil "/proc/~A/exe" pid))))
 
 (defun program-functions ()
-  "RANGES of the functions in the file of this image, by place in the file."
+  "The RANGES of the functions in the file of this image, in the order of their places in the file."
   (let ((mappings (remove (program-path "self") (read-mappings "self")
                           :key #'mapping-path :test-not #'equal))
         (rows '()))

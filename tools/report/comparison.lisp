@@ -86,7 +86,7 @@ ordinary length cannot settle."
 ;;; In words
 
 (defun difference-share (comparison)
-  "The difference as a share of the value before, or nil if that was 0."
+  "The difference, as a share of the value before, or nil if the value before was 0."
   (let ((before (comparison-before comparison)))
     (and (not (zerop before))
          (/ (- (comparison-after comparison) before) (abs before)))))
@@ -131,7 +131,7 @@ ordinary length cannot settle."
           (noise-text comparison) (comparison-rounds-needed comparison) +most-rounds-told+))
 
 (defun outlier-words (comparison)
-  "A text about the rounds of COMPARISON that stand apart from the others; nil if there are none."
+  "A text about the rounds of COMPARISON that stand apart from the others, or nil if no rounds do."
   (flet ((rounds (positions) (mapcar #'1+ positions)))
     (let ((before (rounds (comparison-outliers-before comparison)))
           (after (rounds (comparison-outliers-after comparison))))
@@ -166,9 +166,10 @@ ordinary length cannot settle."
 defaults.")
 
 (defparameter *time-options* '("duration" "timeout" "interval" "together" "warm-up")
-  "The ends of the names of options whose values are durations, integers of nanoseconds.")
+  "Endings of option names; options with these have durations as values, in nanoseconds.")
 
-(defparameter *longest-option* 60 "The most characters of an option's value that are shown.")
+(defparameter *longest-option* 60
+  "The maximum number of characters of an option's value that are shown.")
 
 (defun meant-options (run)
   "The options of RUN that were given and had an effect in it: the options of a schedule only if
@@ -193,7 +194,7 @@ there is a schedule."
         (t (bounded-text (write-json value) :limit *longest-option*))))
 
 (defun option-differences (before after)
-  "The options that differ between BEFORE and AFTER though they should be the same: lists (name
+  "The options that differ between BEFORE and AFTER although they should be the same: lists (name
 before after)."
   (let ((old (meant-options before)) (new (meant-options after)))
     (loop for name in (remove-duplicates (mapcar #'car (append old new)) :test #'string=)
@@ -222,8 +223,8 @@ before after)."
                                                                  comparison)))))))
 
 (defun runs-comparison-json (before after)
-  "How the runs BEFORE and AFTER differ, a JSON object: figures, each with its verdict, and in which
-options they differ."
+  "The differences between the runs BEFORE and AFTER as a JSON object: the figures, each with its
+verdict, and the options that differ."
   (flet ((run-object (run)
            (object "name" (load:run-name run) "target" (load:run-target run)
                    "method" (load:run-method run) "started" (load:run-started-unix-ns run)

@@ -20,13 +20,13 @@
            (funcall function latency)))))
 
 (defun error-count (run)
-  "How many calls of RUN did not end with OK."
+  "The number of calls of RUN that did not end with OK."
   (loop for row in (load:run-statuses run)
         unless (zerop (load:status-row-code row))
           sum (load:status-row-count row)))
 
 (defun rate (run)
-  "The calls that ended a second in RUN, a rational."
+  "The number of calls that ended per second in RUN, a rational."
   (/ (* (load:run-count run) 1000000000) (max 1 (load:run-duration-ns run))))
 
 (defparameter *plain-figures*
@@ -46,7 +46,8 @@
   "The figures other than percentiles.")
 
 (defun percentile (name)
-  "The share that NAME, such as \"p99.9\", means: a rational above 0 and below 1; or nil."
+  "The share that NAME, such as \"p99.9\", means, a rational above 0 and below 1. Return nil if NAME
+is not the name of a percentile."
   (let* ((digits (and (< 1 (length name) 12) (char= #\p (char name 0)) (subseq name 1)))
          (dot (or (position #\. digits) (length digits)))
          (plain (remove #\. digits :count 1)))
@@ -56,19 +57,19 @@
         (and (< 0 share 1) share)))))
 
 (defun find-figure (name)
-  "The figure that NAME, a string, names, or nil."
+  "The figure with NAME, a string, or nil if no figure has that name."
   (if-let ((share (percentile name)))
     (make-figure name :time :less
                  (latency-reader (lambda (latency) (load:histogram-quantile latency share))))
     (find name *plain-figures* :key #'figure-name :test #'string=)))
 
 (defun figure-value (name run)
-  "The figure NAME of RUN, a real, times in nanoseconds; NIL if RUN has none, such as a percentile
-where no call succeeded."
+  "The figure NAME of RUN, a real; a time is in nanoseconds. Return NIL if RUN lacks the figure, as
+it lacks percentiles if no call succeeded."
   (funcall (figure-reader (find-figure name)) run))
 
 (defun value-text (unit value)
-  "VALUE of a figure in UNIT, as people read it."
+  "The text of VALUE, the value of a figure in UNIT, for people."
   (if (null value)
       "none"
       (ecase unit

@@ -43,8 +43,8 @@ integers.")
 
 (defun bucket-counts (latency marks)
   "For each two neighbours in MARKS, the number of values of the histogram LATENCY between them:
-greater than the first and at most the second. MARKS is a rising list from the least value to the
-greatest."
+greater than the first and at most the second. MARKS is a rising list from the lowest value to the
+highest."
   (let ((counts (make-list (length marks) :initial-element 0)))
     (load:map-histogram
      (lambda (low high count)
@@ -61,7 +61,7 @@ greatest."
     counts))
 
 (defun even-marks (low high steps)
-  "LOW, HIGH and the values between in STEPS equal steps."
+  "A list of values from LOW to HIGH in STEPS equal steps."
   (loop for i from 0 to steps
         collect (+ low (* (/ i steps) (- high low)))))
 
@@ -84,7 +84,7 @@ greatest."
   (format nil "rpc error: code = ~A desc = ~A" status message))
 
 (defun other-errors (row)
-  "How many calls of the STATUS-ROW ended with a message that was not kept."
+  "The number of calls of the STATUS-ROW that ended with a message that was not kept."
   (- (load:status-row-count row)
      (reduce #'+ (load:status-row-messages row) :key #'cdr)))
 

@@ -48,8 +48,8 @@
                                    <=), not ~S" text)))
 
 (defun split-number (text whole)
-  "Two values: the number at the beginning of TEXT, and the unit after the number. TEXT is the end
-of WHOLE, the text of a condition."
+  "Return two values: the number at the beginning of TEXT, and the unit after that number. TEXT is
+the end of WHOLE, the text of a condition."
   (let* ((end (or (position-if-not (lambda (char) (or (char<= #\0 char #\9) (char= char #\.))) text)
                   (length text)))
          (number (subseq text 0 end))
@@ -80,8 +80,8 @@ of WHOLE, the text of a condition."
 (defun parse-bound (text)
   (multiple-value-bind (name relation value) (split-condition text)
     (let ((figure (or (find-figure name)
-                      (refuse-condition "there is no figure ~S; there are p50, p99.9 or any other ~
-                                         percentile, ~{~A~^, ~}"
+                      (refuse-condition "no figure is called ~S; the figures are p50, p99.9 and ~
+                                         all other percentiles, and ~ ~{~A~^, ~}"
                                         name (mapcar #'figure-name *plain-figures*)))))
       (multiple-value-bind (number unit) (split-number value text)
         (make-bound :text text :figure figure :relation (fdefinition relation)
@@ -94,8 +94,8 @@ Signal CONDITION-SYNTAX-ERROR if STRING is malformed."
           (or (uiop:split-string string :separator ",") '(""))))
 
 (defun broken-conditions (conditions run)
-  "Return a list of lines, one for each of CONDITIONS, from PARSE-CONDITIONS, that holds for RUN,
-with the condition and its figure. RUN is a failure unless the list is empty."
+  "Return a list of lines, one for each of CONDITIONS that holds for RUN, with the condition and its
+figure. PARSE-CONDITIONS returned CONDITIONS. RUN is a failure unless the list is empty."
   (loop for bound in conditions
         for figure = (bound-figure bound)
         for value = (funcall (figure-reader figure) run)

@@ -4,7 +4,7 @@
 
 (in-package #:clgrpc.report)
 
-(defparameter *columns* 120 "The most intervals of a chart over time.")
+(defparameter *columns* 120 "The maximum number of intervals of a chart over time.")
 (defparameter *heat-rows* 40 "The number of rows of the heat map.")
 (defparameter *histogram-bars* 64)
 
@@ -38,8 +38,8 @@
   (/ (load:run-duration-ns run) 1000000000))
 
 (defun intervals (run)
-  "The INTERVALs of RUN, about *COLUMNS* of them at most. If RUN has rounds, these are the intervals
-of all rounds one after another, since a round begins and ends within a second."
+  "The INTERVALs of RUN, about *COLUMNS* of them at most. If RUN has rounds, each round has
+intervals of its own, because a round begins and ends within a second."
   (let ((rounds (load:run-rounds run)))
     (if (null rounds)
         (intervals-of-one run 0 *columns*)
@@ -158,7 +158,8 @@ neighbours in MARKS."
                                                (page:duration-text high)))))))
 
 (defun log-marks (low high steps)
-  "The ends of STEPS steps from LOW to HIGH, each the same multiple of the previous one."
+  "The ends of STEPS steps from LOW to HIGH, each of which is the same multiple of the previous
+end."
   (loop with ratio = (/ high low)
         for i from 0 to steps
         collect (* low (expt (float ratio 1d0) (/ i steps)))))
@@ -319,7 +320,8 @@ neighbours in MARKS."
      :half t)))
 
 (defun curve-points (latency nines)
-  "Points (share . latency) of the percentiles of LATENCY, evenly on the scale with NINES nines."
+  "Points (share . latency) of the percentiles of LATENCY, at equal distances on the scale with
+NINES nines."
   (loop for i from 0 to 160
         for share = (- 1 (rational (expt 10d0 (- (* nines (/ i 160))))))
         collect (cons share (load:histogram-quantile latency share))))

@@ -32,7 +32,7 @@ left it is not padded."
 
 (defun histogram-marks (latency)
   "The upper ends of the eleven buckets that are shown: even steps up to the 99.9th percentile, and
-the slowest call. So a single slow call does not move all other calls into one bucket."
+the slowest call. With these ends a single slow call does not move all other calls into one bucket."
   (let ((low (load:histogram-min latency))
         (high (load:histogram-max latency))
         (most (load:histogram-quantile latency 999/1000)))
@@ -46,7 +46,7 @@ the slowest call. So a single slow call does not move all other calls into one b
 
 (defun distinct-marks (marks)
   "The elements of MARKS, a rising list, whose texts differ from the text of the next element. If
-all calls took the same time, a single one remains."
+all calls took the same time, a single mark remains."
   (loop for (mark next) on marks
         unless (and next (string= (mark-text mark) (mark-text next)))
           collect mark))
@@ -125,7 +125,7 @@ all calls took the same time, a single one remains."
       "closed: each worker waits for the answer before the next call"))
 
 (defun sent-words (run octets)
-  "OCTETS as text, in all and for each call of RUN."
+  "A text about OCTETS: all of them, and the octets for each call of RUN."
   (format nil "~A~@[, ~A a call~]" (page:octets-text octets)
           (and (plusp (load:run-count run))
                (page:octets-text (round octets (load:run-count run))))))
@@ -158,8 +158,8 @@ all calls took the same time, a single one remains."
                                  (page:duration-text (figure-value name run)))))))
 
 (defun lateness-words (run)
-  "A text about the lateness of the tool itself; nil for a closed loop, in which no call has a time
-at which it is due."
+  "A text about the lateness of the tool itself, or nil for a closed loop, in which calls have no
+time at which they are due."
   (let ((lateness (load:run-lateness run)))
     (and (plusp (load:histogram-count lateness)) (quantile-words lateness))))
 
@@ -171,14 +171,13 @@ at which it is due."
     (:deadline "the time was over before all calls were made")))
 
 (defun under-way-words (run)
-  "A text about the calls of RUN that were under way when it was broken off; nil if there were
-none."
+  "A text about the calls that were under way when RUN was broken off, or nil if no calls were."
   (and (plusp (load:run-under-way run))
        (format nil "~D call~:P, the oldest for ~A" (load:run-under-way run)
                (page:duration-text (load:run-oldest-under-way-ns run)))))
 
 (defun given (count)
-  "COUNT, or nil if it is 0."
+  "COUNT, or nil if COUNT is 0."
   (and (plusp count) count))
 
 (defun load-facts (run)
@@ -305,7 +304,7 @@ none."
             same)))
 
 (defun write-comparison (before after stream)
-  "Write to STREAM how the runs BEFORE and AFTER differ."
+  "Write the differences between the runs BEFORE and AFTER to STREAM."
   (format stream "~%Comparison:~%")
   (write-columns stream
                  (loop for run in (list before after)

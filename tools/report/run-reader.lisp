@@ -157,10 +157,12 @@ replaces a missing member and null, which Go writes for empty values."
                                       :latency (or (gethash name by-status)
                                                    (load:make-histogram)))))
 
-(defparameter *most-samples* 4096 "How many calls of ghz's report are kept one by one.")
+(defparameter *most-samples* 4096
+  "The maximum number of calls of ghz's report that are kept one by one.")
 
 (defun spread-samples (samples)
-  "SAMPLES sorted by time, or, of more than *MOST-SAMPLES*, every second, third or later one."
+  "SAMPLES sorted by time. If they are more than *MOST-SAMPLES*, only every second, third or nth of
+them."
   (let ((step (ceiling (length samples) *most-samples*)))
     (loop for sample in (sort (copy-list samples) #'< :key #'load:sample-unix-ns)
           for i from 0
@@ -193,7 +195,7 @@ replaces a missing member and null, which Go writes for empty values."
   (let ((own (member-of json "clgrpc" 'list nil)))
     (if own (read-own-run json own) (read-ghz-run json))))
 
-(defparameter *longest-report* (expt 2 29) "The most octets of a file with a report.")
+(defparameter *longest-report* (expt 2 29) "The maximum number of octets of a file with a report.")
 
 (defun parse-run (source)
   "The run from SOURCE, its report in JSON, a string or octets: a report that RUN-JSON made, or a

@@ -31,7 +31,7 @@ a function from a round to its value; BETTER is :LESS or :MORE."
             0 (min count (max 3 (ceiling count 2))))))
 
 (defun squared-error (values)
-  "The variance of the mean of VALUES, of which there are two at least."
+  "The variance of the mean of VALUES, which must be at least two."
   (let ((mean (mean values)) (count (length values)))
     (/ (reduce #'+ values :key (lambda (value) (expt (- value mean) 2)))
        (* count (1- count)))))
@@ -45,7 +45,8 @@ and its standard error."
 
 (defconstant +simulated+ 20000 "The number of simulated comparisons without a change.")
 (defconstant +most-simulated-rounds+ 30
-  "The number of rounds whose quantile is also used for more rounds.")
+  "The number of rounds up to which quantiles are simulated; more rounds use the quantile of this
+number.")
 
 (defun normal-value (random)
   "A random number of the standard normal distribution, from the state RANDOM."
@@ -67,20 +68,21 @@ rounds, of a program with itself."
   (make-hash-table :test 'equal :synchronized t))
 
 (defun t-quantile (before after)
-  "SIMULATE-QUANTILE of BEFORE and AFTER, or of the largest numbers that are simulated."
+  "The value of SIMULATE-QUANTILE for BEFORE and AFTER rounds, or for the highest numbers that are
+simulated."
   (let ((key (cons (min before +most-simulated-rounds+) (min after +most-simulated-rounds+))))
     (alexandria:ensure-gethash key **quantiles** (simulate-quantile (car key) (cdr key)))))
 
 (defun noise (before after better)
-  "The most by which the means of the calm halves of BEFORE and AFTER, lists of at least two reals,
-differ if nothing has changed."
+  "The maximum difference, if nothing has changed, between the means of the calm halves of BEFORE
+and AFTER, lists of at least two reals."
   (let ((error (nth-value 1 (calm-difference before after better))))
     (if (zerop error)
         0d0
         (* error (t-quantile (length before) (length after))))))
 
 (defun choose (n k)
-  "The number of sets of K out of N things."
+  "The number of ways to choose K of N things."
   (loop with result = 1 for i from 1 to k
         do (setf result (/ (* result (- n (- k i))) i))
         finally (return result)))
@@ -99,12 +101,12 @@ chance explains."
     (or (< (noise before after better) (abs difference))
         (apart-p before after))))
 
-(defconstant +most-rounds-told+ 1000 "The most rounds that ROUNDS-NEEDED returns.")
+(defconstant +most-rounds-told+ 1000 "The maximum number of rounds that ROUNDS-NEEDED returns.")
 
 (defun rounds-needed (before after better wanted)
   "The number of rounds that each side needs so that a difference of WANTED, a real above 0, exceeds
-the noise of BEFORE and AFTER; the noise shrinks with the root of the number of rounds; NIL if more
-than a thousand rounds are needed."
+the noise of BEFORE and AFTER, which shrinks with the root of the number of rounds. Return NIL if
+more than a thousand rounds are needed."
   (let* ((count (min (length before) (length after)))
          (needed (ceiling (* count (expt (/ (noise before after better) wanted) 2)))))
     (and (<= needed +most-rounds-told+) (max needed (1+ count)))))

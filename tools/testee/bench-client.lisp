@@ -8,7 +8,7 @@
 ;;; returns a histogram of latencies.
 
 (defparameter *bench-point* (routeguide:make-point :latitude 409146138 :longitude -746188906)
-  "Where the first of the known features lies.")
+  "The location of the first of the known features.")
 
 (defun call-until (end channel)
   "Make one call after the other on this thread."
@@ -22,7 +22,7 @@
     latencies))
 
 (defun call-on-threads-until (end channel in-flight)
-  "IN-FLIGHT threads that share CHANNEL, each with one call after the other."
+  "Let IN-FLIGHT threads that share CHANNEL each make one call after the other."
   (load:merge-histograms
    (mapcar #'sb-thread:join-thread
            (loop for i from 1 to in-flight
@@ -30,7 +30,7 @@
                                                 :name (format nil "caller ~D" i))))))
 
 (defun call-ahead-until (end channel in-flight)
-  "This thread alone, with IN-FLIGHT calls under way: it awaits the oldest and makes another."
+  "Keep IN-FLIGHT calls under way on this thread alone: await the oldest call, then make another."
   (let ((latencies (load:make-histogram))
         (futures (make-array in-flight))
         (begins (make-array in-flight :element-type 'nanoseconds :initial-element 0)))

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.testee)
 
 (deftype places ()
-  "Places as words, to be searched."
+  "Places as words, in a vector that can be searched fast."
   '(simple-array (unsigned-byte 64) (*)))
 
 (declaim (inline place-word))
@@ -30,7 +30,7 @@ that note."))
              (examples:route-guide-features service))))
 
 (define-hot find-place (point (places places)) (or null index)
-  "The index of the first of PLACES that is at POINT, or nil."
+  "The index of the first of PLACES that is at POINT, or nil if none is."
   (let ((word (place-word (routeguide:point-latitude point) (routeguide:point-longitude point))))
     (loop for i of-type index from 0 below (length places)
           when (= word (aref places i))

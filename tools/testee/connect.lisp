@@ -57,7 +57,8 @@
   (when (plusp milliseconds) (sleep (/ milliseconds 1000))))
 
 (defun answer-once (call definition requests)
-  "The payload or the error in DEFINITION, a UnaryResponseDefinition or nil."
+  "Return the payload, or signal the error, that DEFINITION, a UnaryResponseDefinition or nil,
+specifies."
   (let ((info (request-info call requests)))
     (if (null definition)
         (payload (make-octets 0) info)
@@ -202,7 +203,7 @@ ends it."
   (protobuf:parse-message 'connect:server-compat-request (read-framed input #'u32be)))
 
 (defun serve-connect-suite (input output)
-  "Serve as the only request on INPUT asks."
+  "Serve as the only request on INPUT requires."
   (serve-for-suite (make-instance 'connect-service) (read-compat-request input) output))
 
 ;;; The gateway
@@ -278,14 +279,14 @@ program that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
   (error nil))
 
 (defun cancel-timing (compat-case)
-  "Two values: the value of COMPAT-CASE's rule for cancelling, a number or an Empty, and the rule's
-kind; both are nil if there is no rule."
+  "Return two values: the value of COMPAT-CASE's rule for cancelling, a number or an Empty, and the
+rule's kind. Both are nil if COMPAT-CASE has no such rule."
   (let ((cancel (connect:client-compat-request-cancel (compat-case-request compat-case))))
     (if cancel (connect:client-compat-request.cancel-cancel-timing cancel) (values nil nil))))
 
 (defun maybe-cancel (compat-case timing &optional count)
-  "Cancel the call of COMPAT-CASE if it requests that at TIMING, after COUNT responses if that is
-given."
+  "Cancel the call of COMPAT-CASE if its rule requires that at TIMING and, if COUNT is given, after
+COUNT responses."
   (multiple-value-bind (value case) (cancel-timing compat-case)
     (when (and (eq timing case) (or (null count) (= count value)))
       (when (eq timing :after-close-send-ms) (pause-ms value))
@@ -304,8 +305,8 @@ given."
                          (length (compat-case-payloads compat-case)))))
 
 (defun send-requests (compat-case messages &optional (after (constantly nil)))
-  "Send MESSAGES on the call of COMPAT-CASE, calling AFTER when one was sent; note how many could
-not be sent."
+  "Send MESSAGES on the call of COMPAT-CASE, and call AFTER after each. Note the number of messages
+that could not be sent."
   (loop for (message . rest) on messages
         do (pause-ms (connect:client-compat-request-request-delay-ms
                       (compat-case-request compat-case)))

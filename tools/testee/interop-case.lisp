@@ -17,27 +17,27 @@
                                      ,@body))))))
 
 (defun run-interop-case (name channel)
-  "Play the case NAME to the server of CHANNEL. Signal a FAILURE or the RPC-ERROR of a call
-if it does not pass."
+  "Play the case NAME to the server of CHANNEL. Signal a FAILURE or the RPC-ERROR of a call if the
+case does not pass."
   (funcall (find-interop-case name) channel)
   nil)
 
 (defun find-interop-case (name)
   (the function (or (cdr (assoc name *interop-cases* :test #'string=))
-                    (refuse "there is no case ~S; there are ~{~A~^, ~}" name
+                    (refuse "no case is called ~S; the cases are ~{~A~^, ~}" name
                             (mapcar #'car *interop-cases*)))))
 
 (defun expect-that (true control &rest arguments)
-  "Unless TRUE, fail the case with the text that CONTROL and ARGUMENTS format."
+  "Unless TRUE is true, fail the case with the text that CONTROL and ARGUMENTS format."
   (unless true (apply #'fail-command control arguments)))
 
 (defun expect-status (status function)
-  "Fail the case unless FUNCTION, which calls, signals the RPC-ERROR of STATUS."
+  "Fail the case unless FUNCTION, which makes a call, signals the RPC-ERROR of STATUS."
   (let ((found (handler-case (progn (funcall function) :ok)
                  (grpc:rpc-error (error) (grpc:rpc-error-status error)))))
     (expect-that (eq status found) "the call ended with ~(~A~), not ~(~A~)" found status)))
 
-(defparameter *interop-timeout* 30 "The seconds that a call of a case may take.")
+(defparameter *interop-timeout* 30 "The maximum number of seconds of a call of a case.")
 
 (defun bool-value (value)
   (testing:make-bool-value :value value))
@@ -104,7 +104,7 @@ if it does not pass."
       (expect-that (null (grpc:receive call)) "the stream has more messages than requested"))))
 
 (defmacro with-dialogue ((call channel &rest options) &body body)
-  "Do BODY with CALL bound to a FullDuplexCall on CHANNEL."
+  "Evaluate BODY with CALL bound to a FullDuplexCall on CHANNEL."
   `(grpc:with-call (,call (grpc.testing.test-service:full-duplex-call
                            ,channel :open :timeout *interop-timeout* ,@options))
      ,@body))
@@ -155,7 +155,7 @@ if it does not pass."
     (expect-echo call)))
 
 (defun expect-message (message function)
-  "Fail the case unless FUNCTION, which calls, ends with UNKNOWN and MESSAGE."
+  "Fail the case unless FUNCTION, which makes a call, ends with UNKNOWN and MESSAGE."
   (handler-case (progn (funcall function) (fail-command "the call ended well"))
     (grpc:unknown (error)
       (expect-that (string= message (grpc:rpc-error-message error))
@@ -303,15 +303,15 @@ channel."
                   (soak-response-size *soak*)))
 
 (defun call-in-time-p (call)
-  "Call CALL, which makes a call; true if that ends well and soon enough."
+  "Call CALL, which makes a call. Return true if that ends well and soon enough."
   (let ((start (monotonic-ns)))
     (and (handler-case (progn (funcall call) t)
            (clgrpc-error () nil))
          (<= (- (monotonic-ns) start) (* 1000000 (soak-max-latency-ms *soak*))))))
 
 (defun soak-on-thread (soak count call end)
-  "Make COUNT calls by CALL; return how many failed, or were not made before END, absolute
-nanoseconds."
+  "Make COUNT calls by CALL. Return the number of calls that failed, or were not made before the
+time END, in nanoseconds."
   (let ((*soak* soak)
         (pause-ns (* 1000000 (soak-pause-ms soak))))
     (loop repeat count
@@ -373,7 +373,7 @@ marked as compressed."
       (expect-compressed call wanted))))
 
 (define-interop-case "client_compressed_streaming" (channel)
-    "As client_compressed_unary, for each message of a stream."
+    "This does what client_compressed_unary does, for each message of a stream."
   (flet ((input (expected size)
            (testing:make-streaming-input-call-request :expect-compressed (bool-value expected)
                                                       :payload (zeros size))))
@@ -391,7 +391,7 @@ marked as compressed."
         (expect-that (= 73086 size) "the server counted ~D octets, not 73086" size)))))
 
 (define-interop-case "server_compressed_streaming" (channel)
-    "As server_compressed_unary, for each message of a stream."
+    "This does what server_compressed_unary does, for each message of a stream."
   (let ((expected '((t 31415) (nil 92653))))
     (grpc:with-call (call (grpc.testing.test-service:streaming-output-call
                            channel

@@ -22,7 +22,7 @@ report holds the lock REPORTER."))
     (grpc.testing.test-service:full-duplex-call . :blocking)
     (grpc.testing.test-service:half-duplex-call . :blocking)
     (orca-methods:stream-core-metrics . :inline))
-  "Where the handlers of INTEROP-SERVICE run; see START-SERVER.")
+  "The :execution of the handlers of INTEROP-SERVICE; see START-SERVER.")
 
 ;;; What requests ask for besides messages
 
@@ -36,7 +36,7 @@ report holds the lock REPORTER."))
         (when trailing (push trailing (grpc:call-trailers call)))))))
 
 (defun obey-status (status)
-  "Fail the call if STATUS, a grpc.testing.EchoStatus or nil, asks for that."
+  "Fail the call if STATUS, a grpc.testing.EchoStatus or nil, requests a failure."
   (when (and status (/= 0 (testing:echo-status-code status)))
     (grpc:fail (grpc:code-status (testing:echo-status-code status))
                (testing:echo-status-message status))))
@@ -69,7 +69,8 @@ came uncompressed but EXPECTED is true. A nil EXPECTED checks nothing."
         (grpc:call-trailers call)))
 
 (defconstant +reporter-timeout+ 30
-  "The seconds that a call waits until another call has finished setting reports.")
+  "The maximum number of seconds that a call waits until another call has finished setting
+reports.")
 
 (defun become-reporter (service)
   "Wait until no other call sets the reports of SERVICE; then prevent others from doing so, and

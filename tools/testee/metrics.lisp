@@ -5,14 +5,14 @@
 (in-package #:clgrpc.testee)
 
 (defun metadata-integer (call name)
-  "The integer that the metadata of CALL have as NAME, or nil."
+  "The integer that CALL's metadata has under the key NAME, or nil if there is none."
   (let ((text (cdr (assoc name (grpc:call-metadata call) :test #'string=))))
     (and text (parse-integer text :junk-allowed t))))
 
 (defun refuse-as-asked (call request next)
-  "An interceptor: fail CALL if its metadata ask for that, with the code fail-code, in all attempts
-or in the first fail-attempts. A stream fails once all requests have come, so that their octets are
-certain."
+  "An interceptor: fail CALL, with the code in its metadata `fail-code`, in all attempts or in as
+many attempts as `fail-attempts` gives. A stream fails only after all requests have come, because
+the number of their octets is then certain."
   (let ((code (metadata-integer call "fail-code")))
     (when (and code
                (< (or (metadata-integer call "grpc-previous-rpc-attempts") 0)

@@ -9,11 +9,11 @@
 (in-package #:clgrpc.testee)
 
 (defconstant +min-report-interval+ 1/10
-  "The shortest time between two reports of a stream, in seconds; also the default if the request
-names none.")
+  "The minimum time between two reports of a stream, in seconds. It is also the default if the
+request contains no interval.")
 
 (defconstant +max-report-interval+ 3600
-  "The longest interval between reports, in seconds.")
+  "The maximum interval between reports, in seconds.")
 
 (defclass load-report-service (orca:open-rca-service)
   ((report :initform (xds.data.orca.v3:make-orca-load-report) :accessor load-report)
@@ -24,13 +24,13 @@ names none.")
 which any thread may set."))
 
 (defun report-interval (request)
-  "The seconds between the reports that REQUEST asks for."
+  "The number of seconds between the reports that REQUEST asks for."
   (let ((interval (orca:orca-load-report-request-report-interval request)))
     (min +max-report-interval+
          (max +min-report-interval+ (if interval (grpc:duration-in-seconds interval) 0)))))
 
 (defun send-reports (service call interval)
-  "Send CALL the report of SERVICE now and each INTERVAL seconds."
+  "Send CALL the report of SERVICE now and every INTERVAL seconds."
   (handler-case
       (progn (sb-thread:with-mutex ((service-lock service))
                (unless (service-stopping service) (grpc:try-send call (load-report service))))

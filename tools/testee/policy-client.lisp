@@ -5,9 +5,9 @@
 
 (in-package #:clgrpc.testee)
 
-(defconstant +most-ops+ 1000 "How many ops may be under way at once.")
+(defconstant +most-ops+ 1000 "The maximum number of ops that are under way at one time.")
 
-(defconstant +longest-op+ (expt 2 24) "The most octets that a line may have.")
+(defconstant +longest-op+ (expt 2 24) "The maximum number of octets of a line.")
 
 (define-condition unsupported-op (clgrpc-error)
   ((text :initarg :text :reader unsupported-op-text))
@@ -15,7 +15,7 @@
   (:documentation "An op asks for TEXT, which does not exist here."))
 
 (defstruct (policy-runner (:copier nil))
-  "A runner, from the testee's side."
+  "The state of a connection to the test's runner, on the side of the testee."
   (output nil :type (or null stream) :read-only t) ; the stream of octets to the runner
   (observer nil :read-only t)           ; the observer of the channels that it makes, or nil
   (lock (sb-thread:make-mutex :name "clgrpc lab") :read-only t) ; guards OUTPUT and CHANNELS
@@ -26,7 +26,7 @@
 ;;; Ops, alists as PARSE-JSON makes them
 
 (defun op-value (op name &optional default)
-  "The value of NAME in OP; DEFAULT if that is null or absent."
+  "The value of NAME in OP, or DEFAULT if that is null or absent."
   (let ((value (cdr (assoc name op :test #'string=))))
     (if (member value '(nil :null)) default value)))
 
@@ -42,7 +42,7 @@
     value))
 
 (defun op-seconds (op name)
-  "The milliseconds that OP has as NAME in seconds, or nil."
+  "The value of NAME in OP, a number of milliseconds, in seconds, or nil if it is absent."
   (let ((milliseconds (op-integer op name)))
     (and milliseconds (/ milliseconds 1000))))
 
@@ -153,8 +153,8 @@ missing."
                                                               (princ-to-string index)))))))))
 
 (defun send-policy-runner-requests (call op request refusal)
-  "Send REQUEST on CALL as many times and at the intervals that OP asks for. If CALL lives and may
-not send it, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
+  "Send REQUEST on CALL as often, and at such intervals, as OP requires. If CALL has not ended but
+may not send REQUEST, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
   (handler-case
       (loop for rest downfrom (max 1 (op-integer op "messages" 1))
             while (and (plusp rest)
@@ -176,8 +176,8 @@ not send it, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
                             :request-type empty :response-type empty)))
 
 (defun begin-policy-runner-call (channel op options refusal)
-  "Begin the RPC that OP asks for on CHANNEL with OPTIONS of its stub; return the call. REFUSAL as
-for SEND-POLICY-RUNNER-REQUESTS."
+  "Begin the RPC that OP asks for on CHANNEL with OPTIONS of its stub, and return the call. REFUSAL
+is that of SEND-POLICY-RUNNER-REQUESTS."
   (let ((method (op-value op "method" "unary"))
         (payload (zero-payload (op-integer op "payloadBytes" 0)))
         (size (op-integer op "responseBytes" 0)))
@@ -225,7 +225,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
     (and (stringp value) value)))
 
 (defun joined-texts (metadata)
-  "METADATA as an object: the texts of each key with commas between."
+  "METADATA as a JSON object: the texts of each key, with commas between them."
   (let ((object '()))
     (loop for (name . value) in metadata
           for known = (assoc name object :test #'string=)
@@ -277,7 +277,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
 ;;; Several RPCs
 
 (defun tally (values)
-  "An object that says how often each of VALUES, strings, occurs."
+  "A JSON object with the number of times that each of VALUES, strings, occurs."
   (let ((counts '()))
     (dolist (value values counts)
       (let ((known (assoc value counts :test #'string=)))
@@ -357,7 +357,8 @@ for SEND-POLICY-RUNNER-REQUESTS."
                            (error (error) `(("error" . ,(princ-to-string error)))))))
 
 (defun take-op (policy-runner op)
-  "Answer OP on a thread of its own; a channel is made before the next op is looked at."
+  "Answer OP on a thread of its own. If OP makes a channel, this returns only when the channel is
+made."
   (cond ((equal "channel" (op-value op "op")) (answer-op policy-runner op))
         ((sb-thread:try-semaphore (policy-runner-places policy-runner))
          (sb-thread:make-thread (lambda ()

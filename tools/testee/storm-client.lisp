@@ -4,9 +4,9 @@
 
 (in-package #:clgrpc.testee)
 
-(defconstant +most-outstanding+ 20000 "How many calls may be under way at once.")
+(defconstant +most-outstanding+ 20000 "The maximum number of calls that are under way at one time.")
 
-(defconstant +most-told-failures+ 20 "How many failures are reported singly.")
+(defconstant +most-told-failures+ 20 "The maximum number of failures that are reported one by one.")
 
 (defstruct (storm (:copier nil))
   "The outcomes of the calls so far."
@@ -36,8 +36,8 @@
                      (storm-failures storm)))))))
 
 (defun begin-storm-call (storm channel due-ns timeout)
-  "Make a call of STORM on CHANNEL that was due at DUE-NS. Its time counts from DUE-NS, or from now
-if now is earlier."
+  "Make a call of STORM on CHANNEL that was due at DUE-NS. The latency of the call counts from
+DUE-NS, or from now if now is earlier."
   (incf (storm-begun storm))
   (let ((begin-ns (min due-ns (monotonic-ns))))
     (flet ((ended (error) (note-end storm begin-ns error)))
@@ -53,8 +53,8 @@ if now is earlier."
           (ended (make-condition 'failure :text "too many calls were under way"))))))
 
 (defun run-storm (channel rate seconds timeout)
-  "Make RATE calls a second on CHANNEL for SECONDS, each with TIMEOUT, and wait for the ends of the
-calls, at most two seconds longer. Return a STORM."
+  "Make RATE calls a second on CHANNEL for SECONDS, each with TIMEOUT. Wait until the calls have
+ended, at most two seconds longer than TIMEOUT. Return a STORM."
   (let* ((begin (monotonic-ns))
          (storm (make-storm :begin-ns begin)))
     (loop for i from 0 below (floor (* rate seconds))

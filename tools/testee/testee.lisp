@@ -7,8 +7,8 @@
 (in-package #:clgrpc.testee)
 
 (defun read-framed (stream reader)
-  "Read a length, which READER takes from four octets, and as many octets from STREAM; nil at its
-end."
+  "Read a length, which READER decodes from four octets, and as many octets from STREAM. Return nil
+at the end of STREAM."
   (let ((head (make-octets 4)))
     (when (= 4 (read-sequence head stream))
       (let* ((length (funcall reader head 0))

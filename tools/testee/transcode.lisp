@@ -11,7 +11,7 @@
 (defclass web-streams (lab:stream-service) ()
   (:documentation "Streams that count, collect and chat."))
 (defclass web-bodies (lab:body-service) ()
-  (:documentation "Takes and gives bodies that are not JSON."))
+  (:documentation "A service that receives and sends bodies that are not JSON."))
 (defclass web-metadata (lab:meta-service) ()
   (:documentation "Reports the received metadata and deadline, and whether sleepers were
 cancelled."))
@@ -43,8 +43,8 @@ cancelled."))
 ;;; Errors
 
 (defun lab-details (number)
-  "The error details of the case NUMBER of a request: 1 is one detail, 2 two, 3 an Any of an unknown
-type; nil for others."
+  "The error details of the case NUMBER of a request: 1 is one detail, 2 is two details, 3 is an Any
+of an unknown type. Return nil for other numbers."
   (let ((reason (google.rpc:make-error-info :reason "LAB" :domain "lab.example"
                                             :metadata '(("k" . "v")))))
     (case number
@@ -190,7 +190,7 @@ type; nil for others."
                          :has-deadline (if seconds 1 0))))
 
 (defstruct (sleepers (:copier nil))
-  "How many calls slept under one key."
+  "The counts of the calls that slept under one key."
   (begun 0 :type (unsigned-byte 62))    ; calls that have begun
   (finished 0 :type (unsigned-byte 62)) ; calls that were handled to the end
   (cancelled 0 :type (unsigned-byte 62))) ; how many calls had lost their caller
@@ -246,7 +246,7 @@ milliseconds that have passed; count whether CALL was cancelled meanwhile."
           '(web-echo web-errors web-streams web-bodies web-metadata web-perf)))
 
 (defun serve-lab (input output)
-  "Serve the lab's services until told to end; print the address on OUTPUT."
+  "Print the address on OUTPUT, and serve the lab's services until the process is asked to end."
   (declare (ignore input))
   (let ((server (grpc:start-server
                  (lab-services)

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.tools)
 
 (defun answer-of-size (request)
-  "The grpc.testing.SimpleResponse to REQUEST, of as many octets as it asks for."
+  "The grpc.testing.SimpleResponse to REQUEST, with as many octets as REQUEST asks for."
   (testing:make-simple-response
    :payload (payload-of-size (testing:simple-request-response-type request)
                              (testing:simple-request-response-size request))))

@@ -7,7 +7,8 @@
 (defconstant +driver-resolution+ 0.005d0 "The relative width of the buckets in which workers count
 latencies.")
 
-(defconstant +driver-patience-seconds+ 20 "How long a worker may take to answer.")
+(defconstant +driver-patience-seconds+ 20
+  "The maximum number of seconds that a worker may take to answer.")
 
 (defun share (whole count i)
   "The part of WHOLE for the worker number I of COUNT, if all workers get equal parts."
@@ -125,8 +126,8 @@ latencies.")
                                                    (testing:client-stats-time-system one)))))))))
 
 (defun sleep-unless-ended (ns termination)
-  "Sleep for NS. Return nil; :INTERRUPTED if the user has interrupted that, or :TERMINATED as soon
-as SIGTERM has come, which signals TERMINATION, a semaphore."
+  "Sleep for NS, and return nil. Return :INTERRUPTED if the user has interrupted the sleep, or
+:TERMINATED as soon as SIGTERM has come, which signals TERMINATION, a semaphore."
   (handler-case (and (or (load:terminated-p)
                          (sb-thread:wait-on-semaphore termination
                                                       :timeout (max 1/1000 (ns-seconds ns))))
@@ -136,8 +137,8 @@ as SIGTERM has come, which signals TERMINATION, a semaphore."
 (defun tell-rows (calls begin-ns seconds progress termination over)
   "Ask CALLS, whose measurement began at BEGIN-NS, once a second, SECONDS times, for their counts.
 Return a list of the answers, lists of ClientStats, and the reason why the run ended early, or nil.
-OVER is that reason if the run has ended already, else nil. PROGRESS and TERMINATION are as in
-DRIVE-WORKERS and SLEEP-UNLESS-ENDED."
+OVER is that reason if the run has ended already, else nil. PROGRESS is that of DRIVE-WORKERS,
+TERMINATION that of SLEEP-UNLESS-ENDED."
   (let ((told '()))
     (loop for second from 1 to seconds
           for ended = (or over
@@ -155,11 +156,11 @@ DRIVE-WORKERS and SLEEP-UNLESS-ENDED."
   "Let the workers at ADDRESSES call grpc.testing.BenchmarkService at TARGET together for SECONDS, a
 positive integer, after WARM-UP-SECONDS. The workers call UnaryCall, or make round trips of
 StreamingCall if STREAMING is true. With RATE they begin RATE calls a second at random times.
-Without RATE the workers keep CONCURRENCY calls under way, each followed by the next. The workers
-use CONNECTIONS in all. PROGRESS is called with the number of each second that has passed. Return a
-RUN, whose CPU time is that of all workers; if the user interrupts, or the process gets SIGTERM, the
-RUN covers the finished part. Signal RPC-ERRORs of the workers, and an RPC-ERROR if SIGTERM comes
-before the workers have begun."
+Without RATE the workers keep CONCURRENCY calls under way: each ended call is followed by another.
+All workers together use CONNECTIONS connections. PROGRESS is called with the number of each second
+that has passed. Return a RUN, whose CPU time is that of all workers; if the user interrupts, or the
+process gets SIGTERM, the RUN covers the finished part. Signal RPC-ERRORs of the workers, and an
+RPC-ERROR if SIGTERM comes before the workers have begun."
   (let ((count (length addresses)) (channels '()) (calls '()))
     (flet ((begin (address)
              (let ((channel (grpc:make-channel address)))

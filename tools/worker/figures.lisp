@@ -13,7 +13,7 @@
   (idle-ticks 0 :type unsigned-byte))    ; the ticks in which nothing ran
 
 (defun read-clocks ()
-  "A CLOCK-READING of now."
+  "A CLOCK-READING of the present moment."
   (multiple-value-bind (total idle) (os:processor-ticks)
     (multiple-value-bind (good user system) (sb-unix:unix-getrusage sb-unix:rusage_self)
       (declare (ignore good))
@@ -30,7 +30,7 @@ NOW, readings."
           :time-system (seconds #'reading-system-us 1000000))))
 
 (defconstant +most-driver-buckets+ 100000
-  "The most buckets for which a driver may ask; 2,600 are usual.")
+  "The maximum number of buckets for which a driver may ask; 2,600 are usual.")
 
 (defun driver-bucket (ns growth)
   "The number of the bucket for NS, if each bucket is GROWTH times as wide as the previous one."

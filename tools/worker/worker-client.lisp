@@ -3,10 +3,13 @@
 
 (in-package #:clgrpc.tools)
 
-(defconstant +most-worker-channels+ 1000 "How many channels a driver may ask for.")
-(defconstant +most-worker-calls+ 100000 "The most calls at once on all channels of a client.")
+(defconstant +most-worker-channels+ 1000
+  "The maximum number of channels for which a driver may ask.")
+(defconstant +most-worker-calls+ 100000
+  "The maximum number of calls at one time on all channels of a client.")
 (defconstant +most-behind+ 20000
-  "The most calls of an open loop that may be under way; further calls that are due are not made.")
+  "The maximum number of calls of an open loop that are under way at one time; further calls that
+are due are not made.")
 
 (defstruct (worker-channel (:copier nil))
   "A channel of a worker's client, and the results of its calls."
@@ -63,7 +66,7 @@ ended."
          (unless (load-client-stopped ,client) (error error))))))
 
 (defun call-again-and-again (client worker-channel request)
-  "Make unary calls on WORKER-CHANNEL, each when the previous one has ended."
+  "Make unary calls on WORKER-CHANNEL, each when the previous call has ended."
   (unless-stopped (client)
     (call-once worker-channel request (monotonic-ns)
                (lambda () (call-again-and-again client worker-channel request)))))
@@ -142,7 +145,7 @@ the arithmetic can handle."
             ((and (eq :unary kind)) (in-each-slot #'call-again-and-again))
             ((and (eq :streaming kind) (not rate)) (in-each-slot #'talk))
             (t (grpc:fail :unimplemented
-                          "This worker makes unary calls, or round trips without a rate."))))))
+                          "This worker makes unary calls or, without a rate, round trips."))))))
 
 (defun start-load-client (config credentials)
   "A LOAD-CLIENT with the settings of CONFIG, over TLS if CONFIG asks for it, by CREDENTIALS."
@@ -172,8 +175,8 @@ the arithmetic can handle."
   nil)
 
 (defun take-channel-figures (worker-channel reset)
-  "Two values: the latencies and the results of WORKER-CHANNEL so far. If RESET is true, then
-forget them."
+  "Return two values: the latencies and the results that WORKER-CHANNEL has collected. If RESET is
+true, forget them afterwards."
   (sb-thread:with-mutex ((worker-channel-lock worker-channel))
     (multiple-value-prog1
      (values (load:merge-histograms (list (worker-channel-latencies worker-channel)))

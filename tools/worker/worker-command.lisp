@@ -22,7 +22,8 @@ requests TLS.")
   (:documentation "A worker of gRPC's benchmarks."))
 
 (defun credentials-wanted (wanted credentials)
-  "CREDENTIALS if WANTED, SecurityParams, is given."
+  "CREDENTIALS if WANTED, a SecurityParams or nil, is given, else nil. Fail the call if they are
+wanted but nil."
   (when wanted
     (or credentials
         (grpc:fail :failed-precondition

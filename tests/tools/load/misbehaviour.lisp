@@ -108,7 +108,7 @@ had not ended are told, with the age of the oldest; the rate is over the time in
                                   (setf posted t)
                                   (load::post-all control #'stand-still))))))
       (is-true posted)
-      (is (search "an event loop of it stood still for " (load:run-limited run))))))
+      (is (search "event loops stood still for " (load:run-limited run))))))
 
 (test who-was-late
   "The tool's lateness is compared with the latency: it is told where it is a tenth of that."
