@@ -28,7 +28,7 @@
   ("A method without a handler is answered with `:unimplemented`"
    "transports" "unknown-methods-over-tcp"
    "src/rpc/verdict.lisp" "(:unknown-method :unimplemented" "(:unknown-method :internal")
-  ("A second `reply` is a `misuse`, since its message would be lost"
+  ("A second `reply` is a `misuse`, because its message would be lost"
    "transports" "calls-are-answered-once-over-tcp"
    "src/rpc/messaging.lisp" "(when (or (eq :ok (call-status call))" "(when (or nil")
   ("any other lambda list or keyword is a `misuse` where the handler is defined"
@@ -64,14 +64,14 @@
 "
    "(and t
 ")
-  ("if the server has not looked at the call, by `REFUSED_STREAM`"
+  ("If `REFUSED_STREAM`, or a GOAWAY that excludes the call, shows"
    "client" "refused-calls-are-made-again"
    "src/client/attempts/response.lisp"
    "(if refused :server :handler)))
         (:local"
    ":handler))
         (:local")
-  ("a GOAWAY that excludes it, the call is made again, once and within its deadline"
+  ("the server has not processed it, the call is made again, once and within its deadline"
    "client" "who-refuses-again-means-it"
    "src/rpc/attempt/retry.lisp"
    "(or (null first-ns)
@@ -137,11 +137,11 @@
   ("The file never has wider permissions, not even for a moment"
    "loop" "unix-file-modes"
    "src/loop/names/unix.lisp" "(os:set-socket-mode socket mode)" "nil")
-  ("each time `:backoff-factor` times as long as before, up to `:backoff-maximum-seconds`"
+  ("each further wait is `:backoff-factor` times as long, up to `:backoff-maximum-seconds`"
    "loop" "each-wait-is-longer"
    "src/loop/back-off.lisp" "(min (* (back-off-seconds back-off) factor) most)"
    "(* (back-off-seconds back-off) factor)")
-  ("a random part, up to `:backoff-jitter` of the wait, is added or subtracted"
+  ("A random part, up to `:backoff-jitter` of the wait, is added or subtracted"
    "loop" "each-wait-is-longer"
    "src/loop/back-off.lisp" "(- (random (+ 1d-9 (* 2 jitter)) random-state) jitter)" "jitter")
   ("`percentage` is above a number from 0 to 99 that each channel draws once"
@@ -182,7 +182,7 @@
    "(format nil \"~{~A~^:~}~A\" older
                                                       *tls-1.2-exclusions*)"
    "(format nil \"~{~A~^:~}\" older)")
-  ("With `:verify nil` a client verifies nothing"
+  ("With `:verify nil` a client does not verify the server's certificate"
    "client" "tls-without-verification"
    "src/os/tls-session.lisp" "(:none 0)" "(:none +ssl-verify-peer+)")
   ("call credentials are not sent over such a channel, just as over plaintext"
@@ -436,7 +436,7 @@ status 415"
    "token" "one-fetch-at-a-time"
    "src/client/token/token-credentials.lisp" "(or fresh failure (token-fetching credentials))"
    "(or fresh failure)")
-  ("After a failure the next request waits: 1 s, then twice as long after each further failure, up to 120 s"
+  ("The wait doubles with each further failure, up to 120 s"
    "token" "failures-are-kept-for-a-while"
    "src/client/token/token-credentials.lisp"
    "(and (< (loop:world-now) (token-retry-ns credentials))" "(and nil")
@@ -470,7 +470,7 @@ status 415"
    "(cond (entry (return value))"))
 
 (define-promises "doc/topics.md"
-  ("Every subscriber gets every message, all in the same order"
+  ("all subscribers get the messages in the same order"
    "topic" "slow-subscribers-lose-messages"
    "src/rpc/topic/topic.lisp" "(enqueue-first message (subscription-queue subscription))"
    "(enqueue message (subscription-queue subscription))")
@@ -490,7 +490,7 @@ status 415"
   ("A call leaves its topics, of which it may have several, when it ends"
    "topic" "subscribers-come-and-go"
    "src/rpc/topic/topic.lisp" "while topic do (unsubscribe topic call)" "while topic")
-  ("ends with `:out-of-range` if that message is no longer kept"
+  ("If that message is no longer kept, the stream ends with `:out-of-range`"
    "topic" "positions"
    "src/rpc/topic/topic.lisp" "((<= before from (topic-position topic))"
    "((<= 0 from (topic-position topic))")
@@ -502,7 +502,7 @@ status 415"
    "((topic-closing topic))"))
 
 (define-promises "doc/in-process.md"
-  ("Messages are copied, so neither side sees later changes of the other"
+  ("Messages are copied, and therefore neither side sees later changes by the other side"
    "transports" "messages-are-copies-over-in-process"
    "src/inproc/message-copy.lisp" "(inproc-core-copy (call-inproc-core call) message)" "message")
   ("the limits of [limits.md]"
@@ -601,7 +601,7 @@ status 415"
   ("Further servers are ignored, with a warning."
    "client" "so-many-subchannels-are-used"
    "src/client/subchannel.lisp" "((not (shiftf (core-crowded core) t))" "(nil")
-  ("is charged to an account of its connection while it is kept"
+  ("that memory is charged to the account of the peer's connection"
    "base" "accounts-tell-of-excess"
    "src/base/memory/account.lisp" "(< (account-most whole) (account-sum whole))"
    "(< (* 2 (account-most whole)) (account-sum whole))")

@@ -308,7 +308,7 @@ FUNCTION returns. The load's standard error is written to a file in DIRECTORY."
              (process (start-load load
                                   (if (subject-process subject)
                                       (subject-address subject)
-                                      (fail "a load needs an address; let profile start the server"))
+                                      (fail "a load needs an address; let profile start it"))
                                   in-flight said)))
         (unwind-protect
              (progn
