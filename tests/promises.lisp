@@ -283,7 +283,7 @@ status 415"
   ("out of at least `:breaker-min-calls`"
    "client" "a-share-is-of-enough-calls"
    "src/client/picking/breaker.lisp" "(>= calls (options-breaker-min-calls options))" "t")
-  ("then it is half open and lets one call through, which closes it if the call succeeds"
+  ("it is half open and lets one call through. If that call succeeds, or its answer begins, the breaker closes"
    "client" "a-breaker-opens-half-opens-and-closes"
    "src/client/picking/breaker.lisp"
    "(or (null trial) (eq call trial) (<= (breaker-until-ns breaker) now))" "t")
@@ -292,7 +292,7 @@ status 415"
    "src/client/picking/breaker.lisp"
    "(or (null trial) (eq call trial) (<= (breaker-until-ns breaker) now))"
    "(or (null trial) (eq call trial))")
-  ("a call is refused only if the policy has no server left"
+  ("A call is refused only if the policy has no server left"
    "client" "breakers-leave-calls-to-other-servers"
    "src/client/picking/guarded-picker.lisp" "(if (picker-p picker) +picks-past-breakers+ 1)" "1")
   ("of some servers chosen at random, the one with the fewest calls (A48)"
@@ -320,7 +320,7 @@ status 415"
    "src/client/balance/ring-hash.lisp"
    "(setf (aref hashes at) (entry-hash octets (1+ (length key)) number)"
    "(setf (aref hashes at) (entry-hash octets (1+ (length key)) at)")
-  ("the old policy continues to serve until the new one is ready, so no call fails"
+  ("the old policy continues to serve until the new policy is ready"
    "client" "the-old-policy-serves-until-the-new-one-is-ready"
    "src/client/picking/switch.lisp"
    "(unless (and (eq :connecting state) (eq :ready (switch-state parent)))" "(progn")
@@ -346,10 +346,10 @@ status 415"
    "attempt" "policies-say-how-often"
    "src/rpc/attempt/retry.lisp"
    "(options-max-attempts options)" "most-positive-fixnum")
-  ("while half of the tokens or fewer are left, no call is retried"
+  ("While half of the tokens or fewer are left, no call is retried"
    "attempt" "throttles-keep-within-their-limits"
    "src/rpc/attempt/retry.lisp" "(<= (* 2 tokens)" "(< (* 2 tokens)")
-  ("a failed attempt takes one, a successful call adds `tokenRatio`"
+  ("A failed attempt takes one token, and a successful call adds `tokenRatio` tokens"
    "attempt" "failures-take-tokens"
    "src/rpc/attempt/retry.lisp" "(change-tokens throttle -1000)"
    "(change-tokens throttle -500)")
@@ -544,11 +544,11 @@ status 415"
    "trace" "limits-of-tracestates"
    "src/observe/trace/trace-state.lisp"
    "(and (< count +most-members+) (find-member text start end))" "(find-member text start end)")
-  ("of two members with one key the first stays"
+  ("If two members have the same key, the first is kept"
    "trace" "the-first-of-two-members-with-a-key-stays"
    "src/observe/trace/trace-state.lisp"
    "(unless (loop for other in members thereis (same-key-p text place other))" "(progn")
-  ("a `tracestate` of more than 512 characters loses members"
+  ("A `tracestate` of more than 512 characters loses members"
    "trace" "long-tracestates-lose-members"
    "src/observe/trace/trace-state.lisp" "(loop while (> (state-length members) +most-state-octets+)"
    "(loop while (> (state-length members) 1024)")
@@ -557,7 +557,7 @@ status 415"
    "src/observe/trace/trace-header.lisp" "(when context (return context))" "(return context)"))
 
 (define-promises "doc/observability.md"
-  ("Of the arguments in a backtrace the log shows the classes"
+  ("Of the arguments in a backtrace the log shows only the classes"
    "base" "backtraces-show-no-values"
    "src/base/log/log.lisp" "(typep argument '(or boolean keyword))" "argument")
   ("at most ten a second of a peer on each loop"
@@ -1043,7 +1043,7 @@ read between two of them"
    "(schedule-start schedule)"))
 
 (define-promises "doc/tools/profile.md"
-  ("A sample counts for the innermost frame that belongs to a subsystem"
+  ("A sample is attributed to the innermost frame that belongs to a subsystem"
    "profile" "a-stack-belongs-to-the-first-that-is-anybody"
    "tools/profile/area.lisp" "(find-if #'frame-area frames)"
    "(find-if #'frame-area frames :from-end t)"))
