@@ -672,7 +672,7 @@ read between two of them"
    "(when (> (length (store-records store)) (+ most (ceiling most 4)))" "(when nil"))
 
 (define-promises "doc/cluster/cluster.md"
-  ("Generations of a name only grow, also across deaths"
+  ("Generations of a name only grow, even after deaths"
    "cluster" "generations-only-grow"
    "cluster/membership/membership-decision.lisp" "(max revision known" "(max revision")
   ("With `:if-taken :refuse` the later node is refused instead"
@@ -713,7 +713,7 @@ read between two of them"
   ("the node gives the session a lease of its own"
    "workflow" "sessions-share-the-lease-of-their-node"
    "cluster/workflow/session-lease.lisp" "(ring-list (session-lease-silent session-lease))" "'()")
-  ("After twenty losses in a row it fails"
+  ("After twenty losses in a row the task fails"
    "workflow" "losses-are-not-failures"
    "cluster/workflow/decisions/decision.lisp"
    "(if (< (incf (pb:step-state-losses step)) +most-losses+)"
