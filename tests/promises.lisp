@@ -637,7 +637,7 @@ read between two of them"
    "(1- (length prefix))"))
 
 (define-promises "doc/etcd/discovery.md"
-  ("so an empty list removes no servers"
+  ("An empty list removes no servers"
    "discovery" "empty-lists-take-nothing-away"
    "etcd/discovery/service-watcher.lisp"
    "(tell service-watcher :failure \"no server is registered\")"
