@@ -134,12 +134,12 @@ loop handles the signal. From any thread."
 
 (defun stats (&key (loop *event-loop*))
   "Return a property list about LOOP:
- :INCOMING-TCP-CONNECTIONS and :OUTGOING-TCP-CONNECTIONS, sockets that are open;
- :CONNECTIONS, all of LOOP, including those that are being closed;
- :OPEN-DNS-QUERIES;
- :TIMERS, those that will run;
+ :INCOMING-TCP-CONNECTIONS and :OUTGOING-TCP-CONNECTIONS, the numbers of open sockets;
+ :CONNECTIONS, the number of LOOP's connections, including those that are being closed;
+ :OPEN-DNS-QUERIES, the number of look-ups under way;
+ :TIMERS, the number of timers that will run;
  :USES, the number of objects that keep the loop from ending;
- :TURNS, how many turns it has made;
+ :TURNS, the number of turns that LOOP has made;
  :NAME and :STATE, of the loop.
 From any thread."
   (let* ((loop (or loop (the-loop loop)))

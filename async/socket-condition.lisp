@@ -30,7 +30,8 @@
   (socket-error-reason condition))
 
 (defun socket (condition)
-  "The socket or server that CONDITION, a SOCKET-ERROR, is about, or nil. From any thread."
+  "The socket or server that CONDITION, a SOCKET-ERROR, is about, or nil if it is about none. From
+any thread."
   (loop:socket-error-owner condition))
 
 (defun tcp-socket (condition)

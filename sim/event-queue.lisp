@@ -50,7 +50,7 @@
   nil)
 
 (define-hot next-plan-ns ((event-queue event-queue)) (or null nanoseconds)
-  "The time at which the first plan is due, or NIL if there are no plans."
+  "The time at which the first plan is due, or NIL if EVENT-QUEUE is empty."
   (if (zerop (event-queue-count event-queue))
       nil
       (plan-due (svref (event-queue-plans event-queue) 0))))

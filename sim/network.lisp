@@ -276,7 +276,7 @@ if it waits for room."
   (os:make-address (format nil "10.0.0.~D" (host-number host)) port))
 
 (defun find-host-at (simulation address)
-  "The host of SIMULATION that has ADDRESS, or nil."
+  "The host of SIMULATION that has ADDRESS, or nil if no host has it."
   (and (= 10 (aref address 4))
        (find (aref address 7) (simulation-hosts simulation) :key #'host-number)))
 

@@ -571,7 +571,7 @@ status 415"
 "
    "nil
 ")
-  ("the most exact match counts"
+  ("The most exact match counts"
    "logs" "filters-mean-what-the-document-says"
    "src/observe/logs/filter.lisp"
    "(or (gethash (subseq path 1) table)
@@ -783,7 +783,7 @@ read between two of them"
   ("Only this machine has access, unless `:remote` is true: other machines get 403"
    "console" "other-machines-are-refused"
    "tools/console/access.lisp" "(or (console-remote-p console) (loopback-address-p peer))" "t")
-  ("A request for another host than `localhost` or an address of this machine gets 403, too"
+  ("A request for another host than `localhost` or an address of this machine gets 403 as well"
    "console" "other-names-are-refused"
    "tools/console/access.lisp"
    "(loopback-host-p (host-part (or (exchange:http-request-header request \"host\") \"\")))" "t")
@@ -1026,7 +1026,7 @@ read between two of them"
    "(if policy (attempt-policy-codes policy) 0)" "(if policy (attempt-policy-codes policy) 65535)"))
 
 (define-promises "doc/guides/first-service.md"
-  ("A failed test signals an error, so the command exits with a code other than 0"
+  ("The command then exits with a code other than 0"
    "runner" "testing-a-system-signals-failures"
    "tests/support/programs/suite.lisp" "(when failed (error 'tests-failed :suites failed))" "nil"))
 

@@ -224,8 +224,8 @@ those of STORE-CREDENTIALS. Return the exit code."
       ((label "--label") "NAME=VALUE" #'parse-label '()
        "A label of the node, such as zone=a; may be given several times.")
       (lease-seconds "N" (integer-parser 2 3600) 10
-                     "How long the node remains a member, and its worker keeps its tasks, after the
-      node has died or was cut off.")
+                     "The time for which the node remains a member, and its worker keeps its tasks,
+      after the node has died or was cut off.")
       (if-taken "CHOICE" (choice-parser :take-over :refuse) :take-over
                 "What to do if another member has the name: take its place (take-over), or do not
       start (refuse).")
@@ -244,7 +244,8 @@ those of STORE-CREDENTIALS. Return the exit code."
       (worker "[true|false]" #'parse-boolean nil
               "Also work on workflows, with steps to try: echo returns its input, sleep returns it
       after the number of seconds that it says, fail fails.")
-      (drain "DURATION" #'parse-seconds 10 "How long calls may continue after the signal to end.")
+      (drain "DURATION" #'parse-seconds 10
+             "The time for which calls may continue after the signal to end.")
       :console
       :telemetry
       :server-tls))

@@ -96,18 +96,18 @@ COUNT of them, if that is not nil. Give up when no node could be reached for TIM
       (cron "TIMES" #'identity nil
             "When the schedule starts a workflow, in UTC: minute, hour, day of the month, month, day
       of the week, such as \"0 3 * * *\".")
-      (every "DURATION" #'parse-seconds nil "How often the schedule starts a workflow,
+      (every "DURATION" #'parse-seconds nil "The interval at which the schedule starts workflows,
       instead of --cron.")
       (overlap "skip|allow" (choice-parser :skip :allow) :skip
-               "Whether the schedule starts a workflow while its last one runs.")
+               "Whether the schedule starts a workflow while its last workflow runs.")
       (catch-up "N" (integer-parser 1 100) 1
-                "How many of the schedule's times that passed while no node ran start a workflow
+                "The maximum number of times that passed while no node ran and that start a workflow
       late.")
       (count "N" (integer-parser 1 (expt 10 9)) nil
              "The number of changes after which to stop watching; the maximum number of workflows to
 show.")
       (timeout "DURATION" #'parse-seconds 10
-               "How long to wait for an answer; with watch, for a node that can be reached.")
+               "The time to wait for an answer or, with watch, for a node that can be reached.")
       client-tls))
     "Show the members of a cluster, its workflows or its schedules, or watch the members: each
 change is printed once, even if the node that is asked ends and another of ADDRESS takes its place.

@@ -48,7 +48,7 @@ tenths of the intended rate, or calls have not ended. Return nil if RUN is good 
 
 (defun tell-knee (good bad by-tool)
   "Print the result of a search on standard error: the highest rate GOOD, and BAD, a rate that is
-too high, or nil. BY-TOOL is true if the tool was a limit of the run at BAD."
+too high, or nil if none was found. BY-TOOL is true if the tool was a limit of the run at BAD."
   (tell "The knee is at ~,1F calls a second~@[~A~]~@[; ~,1F are too many~]."
         good
         (and by-tool " or above, as the tool was a limit of the runs at higher rates")

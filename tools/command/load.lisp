@@ -280,13 +280,13 @@ that after the run, print the reason on standard error and return the RUN withou
      (((total nil "-n") "N" (integer-parser 1 1000000000000) nil
        "How many calls; 200 without -z.")
       ((concurrency nil "-c") "N" (integer-parser 1 1000000) nil
-       "How many calls may be under way at once, each by a worker. By default 50; with --rps there
-      is no limit by default.")
+       "The maximum number of calls under way at one time, each by a worker. By default 50; with
+      --rps no limit.")
       ((rps nil "-r") "N" #'parse-rate nil
        "Begin calls at this rate, independent of earlier calls: an open loop. Latencies count from
       when each call was due. Without --rps each worker makes one call after the other.")
       ((duration nil "-z") "DURATION" #'parse-duration nil
-       "For how long calls begin, such as 10s or 1m30s; then -n does not count.")
+       "The time for which calls begin, such as 10s or 1m30s; then -n does not count.")
       ((max-duration nil "-x") "DURATION" #'parse-duration nil
        "End the run after this time even if -n calls have not been made.")
       (duration-stop "HOW" (choice-parser :wait :close :ignore) :wait
@@ -336,27 +336,27 @@ that after the run, print the reason on standard error and return the RUN withou
       ((loops nil "--cpus") "N" (integer-parser 1 256) 1
        "Event loops, each with a thread and its share of the connections.")
       ((timeout nil "-t") "DURATION" #'parse-duration 20
-       "How long a call may take; 0 for no limit.")
-      (connect-timeout "DURATION" #'parse-seconds 10 "How long connecting may take.")
+       "The maximum time of a call; 0 for no limit.")
+      (connect-timeout "DURATION" #'parse-seconds 10 "The maximum time for connecting.")
       (load-schedule "KIND" (choice-parser :const :step :line) :const
                      "How the rate changes: const; step, by --load-step every --load-step-duration;
       line, by --load-step a second.")
       (load-start "N" #'parse-rate nil "The rate to begin with.")
-      (load-step "N" #'parse-step nil "How much each step adds to the rate; may be
+      (load-step "N" #'parse-step nil "The amount that each step adds to the rate; may be
       negative.")
       (load-end "N" #'parse-rate nil "The rate at which the changes end.")
-      (load-step-duration "DURATION" #'parse-seconds 1 "How long a step of the rate is.")
+      (load-step-duration "DURATION" #'parse-seconds 1 "The duration of a step of the rate.")
       (load-max-duration "DURATION" #'parse-duration nil "The time after which the rate stays the
       same.")
       (concurrency-schedule "KIND" (choice-parser :const :step :line) :const
                             "How the number of workers changes, as --load-schedule.")
       (concurrency-start "N" #'parse-rate nil "The number of workers at the start.")
-      (concurrency-step "N" #'parse-step nil "How many workers each step adds; may be
+      (concurrency-step "N" #'parse-step nil "The number of workers that each step adds; may be
       negative.")
       (concurrency-end "N" #'parse-rate nil "The number of workers at which the changes
       end.")
-      (concurrency-step-duration "DURATION" #'parse-seconds 1 "How long a step of the
-      number of workers is.")
+      (concurrency-step-duration "DURATION" #'parse-seconds 1 "The duration of a step of the number
+      of workers.")
       (concurrency-max-duration "DURATION" #'parse-duration nil "The time after which the number
       of workers stays the same.")
       (async "[BOOLEAN]" #'parse-boolean nil
@@ -369,10 +369,12 @@ that after the run, print the reason on standard error and return the RUN withou
       call at its own time.
       By default 0, and 1ms at rates above 4,000 a second.")
       (details "N" (integer-parser 2 10000000) 4096
-               "The most calls to list one by one; they are taken evenly from the whole run.")
+               "The maximum number of calls to list one by one; they are taken evenly from the whole
+run.")
       ((skip-first nil "--skipFirst") "N" (integer-parser 0 1000000000) 0
        "The number of calls at the beginning that do not count.")
-      (warm-up "DURATION" #'parse-duration 0 "How long calls are made before the run, uncounted.")
+      (warm-up "DURATION" #'parse-duration 0
+               "The time for which uncounted calls are made before the run.")
       (knee "CONDITIONS" #'parse-conditions nil
             "Search for the highest rate at which none of CONDITIONS holds, such as 'p99 > 10ms',
       by runs of -z (5s by default), from --rps on (100 by default); report the run at that
@@ -383,18 +385,19 @@ that after the run, print the reason on standard error and return the RUN withou
       (rounds "N" (integer-parser 1 1000) 1
               "The number of times to repeat the run, to separate change from noise.")
       (stream-call-count "N" (integer-parser 1 1000000000) nil
-                         "How many messages a stream sends, with the data repeated if necessary; if
-      only the server streams, how many are received before the call is cancelled.")
+                         "The number of messages that a stream sends, with the data repeated if
+      necessary; if only the server streams, the number of messages after which the call is
+      cancelled.")
       (stream-interval "DURATION" #'parse-duration 0 "The time between two messages
       that a stream sends.")
       (stream-call-duration "DURATION" #'parse-duration 0
-                            "For how long a stream sends; if only the server streams, for how long
-      messages are received before the call is cancelled.")
+                            "The time for which a stream sends; if only the server streams, the time
+      after which the call is cancelled.")
       (workers "ADDRESSES" (addresses-parser 1) nil
                "Let these workers make the calls, together: each is `clgrpc qps-worker` or the
       worker of another gRPC. METHOD is UnaryCall or StreamingCall of grpc.testing.BenchmarkService;
-      -z says for how long; -c, --connections and --rps are for all workers together, and with --rps
-      calls begin at random times; of -d only the sizes count.")
+      -z is required. The options -c, --connections and --rps are for all workers together, and with
+      --rps calls begin at random times. Of -d only the sizes count.")
       (stream-dynamic-messages "[BOOLEAN]" #'parse-boolean nil
                                "Fill in templates for each message of a stream, not for each call.")
       ((tls-ca nil "--cacert") "FILE" #'identity nil

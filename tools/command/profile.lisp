@@ -61,11 +61,12 @@ hold only one kind of stacks, STACKS, :cpu or :off-cpu, selects that kind."
      ((load "COMMAND" #'identity nil
             "A shell command that puts load on the server meanwhile; {address} in it stands for the
       server's address. The default, for services of `serve`, is a client of clgrpc.")
-      (in-flight "N" (integer-parser 1 10000) 100 "How many calls the default load makes at once.")
-      (seconds "DURATION" #'parse-seconds 3 "How long CPU is sampled; system calls are followed for
-      a second more.")
-      (rounds "N" (integer-parser 1 100) 1 "How often to measure under one load. Figures that are
-      compared are then means of the rounds, and their noise is the variation between rounds.")
+      (in-flight "N" (integer-parser 1 10000) 100
+                 "The number of calls that the default load keeps under way.")
+      (seconds "DURATION" #'parse-seconds 3 "The time for which CPU is sampled; system calls are
+      followed for a second more.")
+      (rounds "N" (integer-parser 1 100) 1 "The number of measurements under one load. Figures that
+      are compared are then means of the rounds, and their noise is the variation between rounds.")
       (sampler "NAME" (choice-parser :auto :perf :sbcl) :auto
                "The sampler: perf; sbcl, which works only for a command; or auto: perf if it is
       installed, else sbcl.")
@@ -74,8 +75,9 @@ hold only one kind of stacks, STACKS, :cpu or :off-cpu, selects that kind."
       ((output nil "-O" "--format") "FORMAT" (choice-parser :text :json :html :folded :pprof)
               :text
               "The format of the report. html is one page with a flame graph, and with --compare a
-      second one, coloured by the differences; folded are stacks for programs such as speedscope;
-      pprof is for `go tool pprof`. The standard error lists what folded and pprof lack.")
+      second flame graph, coloured by the differences; folded are stacks for programs such as
+      speedscope; pprof is for `go tool pprof`. The standard error lists what folded and pprof
+      lack.")
       (stacks "KIND" (choice-parser :cpu :off-cpu) :cpu
               "The stacks that folded and pprof contain: those of CPU time, or, with off-cpu, those
       in which threads sleep.")))

@@ -51,8 +51,8 @@ reaches. From any thread."
       (loopback-host-p (host-part address))))
 
 (defun cookie-name (console)
-  "The name of CONSOLE's cookie. Cookies do not distinguish ports, so each console has a name of its
-own."
+  "The name of CONSOLE's cookie. Each console has a name of its own, because cookies do not
+distinguish ports."
   (format nil "clgrpc-console-~A" (console-name console)))
 
 (defun find-cookie (name header)

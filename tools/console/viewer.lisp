@@ -91,7 +91,7 @@ is due."
     (update-due-ns now (- (thread-time-ns) begin-ns))))
 
 (defun current-viewers (console)
-  "The viewers of CONSOLE. If there are no viewers, note that CONSOLE's thread, which is this
+  "The viewers of CONSOLE. If CONSOLE has no viewers, note that CONSOLE's thread, which is this
 thread, ends; the next viewer starts another thread."
   (sb-thread:with-mutex ((console-lock console))
     (let ((viewers (delete-if-not #'viewer-open-p (console-viewers console))))

@@ -50,7 +50,8 @@ reads --proto."
   0)
 
 (defun owner-of (index full-name)
-  "The message of INDEX, a POOL-INDEX, in which FULL-NAME is declared, or nil."
+  "The message of INDEX, a POOL-INDEX, in which FULL-NAME is declared, or nil if no message declares
+it."
   (let* ((dot (position #\. full-name :from-end t))
          (owner (and dot (gethash (subseq full-name 0 dot) index))))
     (and (typep owner 'protobuf:message-descriptor) owner)))
@@ -242,10 +243,10 @@ a FAILURE that lists the methods of the service."
                       "Wait until the server can be reached, instead of failing when it cannot.")
       balancing-options descriptor-source client-tls))
     "Call any method of any server with requests in JSON, and print its responses in JSON. Types
-come from the server's reflection or from --proto. Exits with 0 if the call ends with OK; with 64
-plus the code of its status if it ends with another one (69 is NOT_FOUND); with 1 if it could not be
-made, for instance because there is no such method or a request is not of its type; with 2 if the
-arguments are wrong."
+come from the server's reflection or from --proto. Exits with 0 if the call ends with OK, and with
+64 plus the code of its status if it ends with another status (69 is NOT_FOUND). Exits with 1 if the
+call could not be made, for instance because the method does not exist or a request is not of its
+type. Exits with 2 if the arguments are wrong."
   (when (and data (< 1 (length data)) (char= #\@ (char data 0)))
     (refuse "--data: @ alone reads the standard input, so write -d @ <~A" (subseq data 1)))
   (let ((credentials (client-credentials tls-ca tls-cert tls-key tls-name)))

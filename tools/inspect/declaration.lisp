@@ -48,7 +48,7 @@
     scope))
 
 (defun row-of-oneof (field scope)
-  "The row of SCOPE for the oneof of FIELD, or nil."
+  "The row of SCOPE for the oneof of FIELD, or nil if FIELD is in no oneof."
   (values (gethash (protobuf:field-descriptor-oneof field) (scope-oneofs scope))))
 
 (defgeneric write-declaration (descriptor depth scope)

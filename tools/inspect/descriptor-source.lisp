@@ -11,7 +11,7 @@
                   "Metadata to send, also with questions to reflection; may be given several times.
       The value of a name that ends in -bin is in base64.")
   (timeout "DURATION" #'parse-seconds nil "The time after which the request is abandoned; by default
-      there is no limit.")
+      the time is not limited.")
   (proto "FILE" #'identity nil
          "The .proto file that declares the service; by default the server's reflection is asked.")
   (import-path "DIR[:DIR…]" #'parse-directories nil

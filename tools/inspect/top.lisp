@@ -323,9 +323,9 @@ not answer, show that, and ask it again."
     (((address "ADDRESS" (address-parser 1) "Where a server serves channelz."))
      ((metrics "URL" #'parse-url nil
                "The URL at which the process serves metrics for Prometheus, http://HOST:PORT/metrics
-      or https://…; by default /metrics at ADDRESS, if that answers. Without metrics there is no
-      table of methods.")
-      (interval "DURATION" #'parse-seconds 1 "How often to look.")
+      or https://…; by default /metrics at ADDRESS, if that answers. Without metrics the table of
+      methods is missing.")
+      (interval "DURATION" #'parse-seconds 1 "The time between two looks.")
       (once "[true|false]" #'parse-boolean nil
             "Look twice, an interval apart, print one table and end; this is the default if the
       output is not a terminal.")

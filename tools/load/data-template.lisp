@@ -114,7 +114,7 @@ returned without the quotes."
              (takes 2)
              (let ((low (number-at 0)) (high (number-at 1)))
                (unless (< low high)
-                 (fail-template "randomInt takes two integers, the smaller one first"))
+                 (fail-template "randomInt takes two integers, the smaller first"))
                (lambda (data) (+ low (random (- high low) (call-data-random data))))))
             ((string= name "choice")
              (unless words (fail-template "choice takes one text or more"))

@@ -406,7 +406,7 @@ received with these octets."
                                             (- (load-call-responses load-call) before))))
         (cond ((not sound)
                (end-load-call load-call +code-internal+
-                              "a response is compressed though there is no grpc-encoding"))
+                              "a response is compressed, but grpc-encoding is missing"))
               (ended (end-load-call load-call +code-internal+ "the response has no trailers"))
               ((eq :server-streaming kind)
                (let ((most (plan-messages (generator-plan (the generator

@@ -89,7 +89,7 @@ many new rows."
         do (next-second tally)))
 
 (defun find-backend (tally address)
-  "The SHARE-ROW for ADDRESS, made now if there is no row yet."
+  "Return the SHARE-ROW for ADDRESS; make it if it does not exist."
   (or (find address (tally-backends tally) :key #'share-row-name :test #'string=)
       (let ((row (make-share-row :name address)))
         (push row (tally-backends tally))

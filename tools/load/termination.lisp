@@ -10,7 +10,8 @@
   (noted nil :type boolean)             ; true once SIGTERM has come
   (function nil :type (or null function))) ; a function that ends the work under way; the loop's
 
-(defvar *termination* nil "The TERMINATION of the runs that this thread makes, or nil.")
+(defvar *termination* nil
+  "The TERMINATION of the runs that this thread makes, or nil if it makes none.")
 
 (define-printer (termination termination)
   "~:[~;noted~]" (termination-noted termination))

@@ -28,7 +28,7 @@ scale Y."
   (if (> share 0.97) "end" "middle"))
 
 (defun many-ticks-p (scale)
-  "True if SCALE has too many ticks for a narrow page; then every second one is omitted there."
+  "True if SCALE has too many ticks for a narrow page, on which every second tick is then omitted."
   (< 5 (length (scale-ticks scale))))
 
 (defun axis-nodes (x y height)

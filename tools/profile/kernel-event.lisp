@@ -108,7 +108,7 @@ LOCK_PI, with or without flags."
 
 (defun waiter (frames)
   "A name for the waiting function with the stack FRAMES, innermost first: the innermost function of
-ours or, if there is none, the innermost Lisp function."
+clgrpc or, if FRAMES has none, the innermost Lisp function."
   (flet ((found (predicate)
            (let ((frame (find-if predicate frames)))
              (and frame (frame-name frame)))))

@@ -33,14 +33,16 @@
   (* 2 period-ns (sqrt (/ (max ns period-ns) period-ns))))
 
 (defun rounds-of (profile)
-  "The rounds of PROFILE, a list of profiles: PROFILE itself if it has a single one."
+  "The rounds of PROFILE, a list of profiles. If PROFILE has a single round, it is the only
+element."
   (or (coerce (member-of profile "rounds") 'list) (list profile)))
 
 (defun root-of-squares (values)
   (sqrt (reduce #'+ values :key (lambda (value) (* value value)))))
 
 (defun doubt (values)
-  "Two standard deviations of the mean of VALUES, figures of rounds; 0 if there is a single one."
+  "Two standard deviations of the mean of VALUES, figures of rounds; 0 if VALUES has a single
+element."
   (let ((count (length values)) (mean (mean values)))
     (if (< count 2)
         0

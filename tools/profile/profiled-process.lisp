@@ -151,7 +151,7 @@ slept preempted)."
 
 (defun switches-between (before after)
   "Return two values: how often threads slept between the READINGs BEFORE and AFTER, and how often
-they were preempted. Threads that ended in between are missing, so these are lower bounds."
+they were preempted. These are lower bounds, because threads that ended in between are missing."
   (flet ((grown (reader)
            (loop for row in (reading-switches after)
                  for old = (find (first row) (reading-switches before) :key #'first)

@@ -38,7 +38,7 @@
 (document-functions
   comparison-name "The name of the figure that COMPARISON is about."
   comparison-verdict "Return the verdict of COMPARISON: :better, :worse, :same, :unclear if the
-noise could hide a change of 5 %, or :unknown if there is only one round on a side.")
+noise could hide a change of 5 %, or :unknown if a side has only one round.")
 
 (defun least-noise (unit before)
   "The noise below which a figure in UNIT, whose value is BEFORE, may count as the same."
@@ -146,7 +146,7 @@ ordinary length cannot settle."
   '("p50" "p90" "p99" "p99.9" "p99.99" "mean" "max" "error-ratio" "rps" "cpu-per-call"))
 
 (defun rounds (run)
-  "The rounds of RUN; a list of RUN itself if it has a single one."
+  "The rounds of RUN, or a list of RUN itself if it has a single round."
   (or (load:run-rounds run) (list run)))
 
 (defun compare-runs (before after)

@@ -127,8 +127,8 @@ highest."
     ("timeout" integer) ("dial-timeout" integer) ("keepalive" integer) ("data" t)
     ("binary" boolean :false) ("metadata" pairs) ("CPUs" integer 1) ("name" string)
     ("skipFirst" integer) ("count-errors" boolean))
-  "The options in ghz's report: name, type and, for some, the text that is written if there is no
-value.")
+  "The options in ghz's report: name, type and, for some, the text that is written if the option has
+no value.")
 
 (defun of-json-type-p (value type)
   "True if the JSON VALUE is of TYPE, one of those in *GHZ-OPTIONS*."

@@ -342,7 +342,7 @@ time END, in nanoseconds."
 (define-interop-case "channel_soak" (channel)
     "Many large calls, each on a channel of its own."
   (let ((connect *soak-connect*))
-    (expect-that connect "there is no way to make another channel")
+    (expect-that connect "another channel cannot be made")
     (soak (lambda ()
             (let ((channel (funcall connect)))
               (unwind-protect (soak-call channel)

@@ -28,14 +28,14 @@
       (soak_num_threads "N" (integer-parser 1 1000) 1
                         "The threads among which the calls of the soak cases are divided.")
       (soak_max_failures "N" (integer-parser 0 1000000) 0
-                         "How many calls of a soak case may fail, or take too long.")
+                         "The maximum number of calls of a soak case that fail, or take too long.")
       (soak_per_iteration_max_acceptable_latency_ms
        "MS" (integer-parser 1 1000000) 1000
        "The time after which a call of a soak case is too slow.")
       (soak_overall_timeout_seconds "SECONDS" (integer-parser 1 1000000) 10
                                     "The time by which all calls of a soak case must be over.")
       (soak_min_time_ms_between_rpcs "MS" (integer-parser 0 1000000) 0
-                                     "The least time between the beginnings of two calls of a
+                                     "The minimum time between the beginnings of two calls of a
       thread in a soak case.")
       (soak_request_size "OCTETS" (integer-parser 0 100000000) 271828
                          "The size of the payload of a request in the soak cases.")

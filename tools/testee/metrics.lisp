@@ -5,7 +5,7 @@
 (in-package #:clgrpc.testee)
 
 (defun metadata-integer (call name)
-  "The integer that CALL's metadata has under the key NAME, or nil if there is none."
+  "The integer that CALL's metadata has under the key NAME, or nil if the metadata has no such key."
   (let ((text (cdr (assoc name (grpc:call-metadata call) :test #'string=))))
     (and text (parse-integer text :junk-allowed t))))
 

@@ -369,7 +369,7 @@ made."
         (t (tell policy-runner op '(("error" . "too many ops are under way"))))))
 
 (defun read-op-line (input)
-  "The octets of the next line of INPUT without its end, or nil if there is none."
+  "The octets of the next line of INPUT without its end, or nil at the end of INPUT."
   (let ((line (make-array 256 :element-type 'octet :adjustable t :fill-pointer 0)))
     (loop for octet = (read-byte input nil)
           until (member octet '(nil 10))

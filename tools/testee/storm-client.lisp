@@ -98,7 +98,7 @@ seconds after the first failure was known are counted apart."
 
 (define-command "storm-client"
     (((address "ADDRESS" #'parse-channel-target "Where servers of BenchmarkService listen."))
-     ((rate "N" (integer-parser 1 1000000) 2000 "How many calls are begun a second.")
+     ((rate "N" (integer-parser 1 1000000) 2000 "The number of calls that are begun a second.")
       (seconds "DURATION" #'parse-seconds 30 "For how long.")
       (timeout "DURATION" #'parse-seconds 2 "The time-out of each call.")
       (keepalive "DURATION" #'parse-seconds nil

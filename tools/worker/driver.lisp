@@ -136,9 +136,9 @@ latencies.")
 
 (defun tell-rows (calls begin-ns seconds progress termination over)
   "Ask CALLS, whose measurement began at BEGIN-NS, once a second, SECONDS times, for their counts.
-Return a list of the answers, lists of ClientStats, and the reason why the run ended early, or nil.
-OVER is that reason if the run has ended already, else nil. PROGRESS is that of DRIVE-WORKERS,
-TERMINATION that of SLEEP-UNLESS-ENDED."
+Return a list of the answers, lists of ClientStats, and the reason why the run ended early, or nil
+if it did not. OVER is that reason if the run has ended already, else nil. PROGRESS is that of
+DRIVE-WORKERS, TERMINATION that of SLEEP-UNLESS-ENDED."
   (let ((told '()))
     (loop for second from 1 to seconds
           for ended = (or over

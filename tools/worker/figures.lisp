@@ -33,12 +33,12 @@ NOW, readings."
   "The maximum number of buckets for which a driver may ask; 2,600 are usual.")
 
 (defun driver-bucket (ns growth)
-  "The number of the bucket for NS, if each bucket is GROWTH times as wide as the previous one."
+  "The number of the bucket for NS, if each bucket is GROWTH times as wide as the previous bucket."
   (if (<= ns 1) 0 (floor (log (float ns 1d0) growth))))
 
 (defun driver-buckets (params)
-  "Two values for the histogram that PARAMS, HistogramParams or nil, specify: the factor by which
-each bucket is wider than the previous one, and the number of the last bucket."
+  "Return two values for the histogram that PARAMS, HistogramParams or nil, specify: the factor by
+which each bucket is wider than the previous bucket, and the number of the last bucket."
   (let* ((resolution (and params (testing:histogram-params-resolution params)))
          (most (and params (testing:histogram-params-max-possible params)))
          (wanted (and params (finite-p resolution) (finite-p most) (plusp resolution)))

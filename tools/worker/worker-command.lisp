@@ -138,9 +138,9 @@ host."
               "The certificates, in FILE, that the worker's clients trust if the driver wants TLS.")
       (tls-name "NAME" #'identity nil "The name that the server's certificate must be for.")))
     "Serve grpc.testing.WorkerService, so that the driver of gRPC's benchmarks, or `clgrpc load
---workers`, can use this process as the client or the server of a measurement: unary calls, closed
-loop or at random times, and round trips in streams, with payloads of messages. Prints `listening on
-ADDRESS` when ready; QuitWorker, SIGTERM or SIGINT end it with 0."
+--workers`, can use this process as the client or the server of a measurement. It makes unary calls,
+in a closed loop or at random times, and round trips in streams, with payloads of messages. Prints
+`listening on ADDRESS` when ready; QuitWorker, SIGTERM or SIGINT end it with 0."
   (tune-collector)
   (let* ((server (grpc:start-server
                   (list (make-instance
