@@ -154,9 +154,8 @@ be the reason."
 nil if it had no influence. BUSY is the share of the time in which the tool's loops were busy."
   (let ((late (histogram-quantile (run-lateness run) 99/100)))
     (when (and (< +told-lateness-ns+ late) (< 1/10 (lateness-share run 99/100)))
-      (format nil "the tool, or its machine: one call in a hundred began ~,1F ms or more after ~
-                   its ~ time, a delay that is part of p99~:[ and beyond, but not of p50~; and ~
-                   of p50~]~
+      (format nil "the tool, or its machine: one call in a hundred began ~,1F ms or more after its ~
+                   time, a delay that is part of p99~:[ and beyond, but not of p50~; and of p50~]~
                    ~:[~;; its event loops were busy ~D % of the time, more --loops help~]"
               (/ late 1d6) (< 1/10 (lateness-share run 1/2))
               (< 9/10 busy) (round (* 100 busy))))))

@@ -81,7 +81,7 @@ the end of WHOLE, the text of a condition."
   (multiple-value-bind (name relation value) (split-condition text)
     (let ((figure (or (find-figure name)
                       (refuse-condition "no figure is called ~S; the figures are p50, p99.9 and ~
-                                         all other percentiles, and ~ ~{~A~^, ~}"
+                                         all other percentiles, and ~{~A~^, ~}"
                                         name (mapcar #'figure-name *plain-figures*)))))
       (multiple-value-bind (number unit) (split-number value text)
         (make-bound :text text :figure figure :relation (fdefinition relation)
