@@ -132,7 +132,7 @@
         (multiple-value-bind (code output error-output) (play "--test_case" "none")
           (is (= 2 code))
           (is (string= "" output))
-          (is (search "there is no case" error-output)))
+          (is (search "no case is called" error-output)))
         (multiple-value-bind (code output error-output)
             (play "--use_tls" "--ca_file" (support:certificate-file "ca.pem")
                   "--test_case" "empty_unary")

@@ -150,7 +150,7 @@
                         :output :string :error-output :string :ignore-error-status t)
     (is (= 1 code))
     (is (string= "" output))
-    (is (search "there is no process 4194303" error-output))))
+    (is (search "process 4194303 does not exist" error-output))))
 
 (defun run-profile (&rest words)
   "The data of `clgrpc profile` called with WORDS."

@@ -37,7 +37,7 @@
 
 (test conditions-that-are-none
   (loop for (text part) in '(("p99 > 10" "needs a unit") ("p99 > 10kg" "needs a unit")
-                             ("foo > 1" "there is no figure \"foo\"") ("p100 > 1ms" "no figure")
+                             ("foo > 1" "no figure is called \"foo\"") ("p100 > 1ms" "no figure")
                              ("p99" "FIGURE > VALUE") ("" "FIGURE > VALUE")
                              ("p99 = 10ms" "FIGURE > VALUE") ("p99 > ms" "a number is expected")
                              ("p99 > 1.2.3ms" "a number is expected") ("p99 > -1ms" "a number")
