@@ -105,7 +105,7 @@ COUNT of them, if that is not nil. Give up when no node could be reached for TIM
       late.")
       (count "N" (integer-parser 1 (expt 10 9)) nil
              "The number of changes after which to stop watching; the maximum number of workflows to
-show.")
+      show.")
       (timeout "DURATION" #'parse-seconds 10
                "The time to wait for an answer or, with watch, for a node that can be reached.")
       client-tls))

@@ -370,7 +370,7 @@ that after the run, print the reason on standard error and return the RUN withou
       By default 0, and 1ms at rates above 4,000 a second.")
       (details "N" (integer-parser 2 10000000) 4096
                "The maximum number of calls to list one by one; they are taken evenly from the whole
-run.")
+      run.")
       ((skip-first nil "--skipFirst") "N" (integer-parser 0 1000000000) 0
        "The number of calls at the beginning that do not count.")
       (warm-up "DURATION" #'parse-duration 0
