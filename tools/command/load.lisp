@@ -25,7 +25,8 @@ TOTAL is the number of calls that will be made, or nil if it is not known."
           (let* ((count (load:calls-ended control))
                  (rate (if (zerop last-ns)
                            0
-                           (round (* +ns-per-second+ (- count last-count)) (- now last-ns)))))
+                           (round (* +ns-per-second+ (max 0 (- count last-count)))
+                                  (- now last-ns)))))
             (format *error-output* "~C[K~C~,1F s  ~:D call~:P~@[ of ~:D~]  ~:D/s~C"
                     #\Escape #\Return (ns-seconds (- now begin)) count total rate #\Return)
             (finish-output *error-output*)
@@ -37,12 +38,13 @@ TOTAL is the number of calls that will be made, or nil if it is not known."
 
 ;;; Results
 
-(defun call-with-output (function file)
-  "Call FUNCTION with a stream to FILE or, if FILE is nil, to the standard output."
+(defun call-with-output (function file &key (if-exists :supersede))
+  "Call FUNCTION with a stream to FILE or, if FILE is nil, to the standard output. IF-EXISTS is an
+argument of OPEN."
   (if file
       (handler-case
-          (with-open-file (stream file :direction :output :if-exists :supersede
-                                       :external-format :utf-8)
+          (with-open-file (stream (sb-ext:parse-native-namestring file)
+                                  :direction :output :if-exists if-exists :external-format :utf-8)
             (funcall function stream))
         ((or file-error stream-error) (error)
           (fail-command "~A cannot be written: ~A" file (report:error-reason error))))
@@ -261,7 +263,9 @@ that after the run, print the reason on standard error and return the RUN withou
     (when (eq :csv format)
       (when compare (refuse "csv cannot show a comparison (--compare)"))
       (when workers (refuse "csv lists single calls, and workers do not")))
-    (when output (call-with-output (constantly nil) output)) ; refused now, not after an hour
+    ;; refused now, not after an hour; the report that the file may have is kept until the run is
+    ;; over
+    (when output (call-with-output (constantly nil) output :if-exists :append))
     (let* ((*failed-round* nil)
            (run (if (and (getf options :knee) (not workers))
                     (apply #'load-to-knee options)

@@ -115,10 +115,11 @@ later, and no count is lower in NEW than in OLD."
                        #'method-reading-ended)))))
 
 (defun rate (new old seconds reader)
-  "The difference of READER's values for NEW and OLD, readings or nil, divided by SECONDS."
+  "The difference of READER's values for NEW and OLD, readings, divided by SECONDS. If OLD is nil,
+since NEW is of an object that has come meanwhile, its counts began at 0."
   (declare (type function reader))
-  (if (and old (plusp seconds))
-      (/ (- (funcall reader new) (funcall reader old)) seconds)
+  (if (plusp seconds)
+      (/ (- (funcall reader new) (if old (funcall reader old) 0)) seconds)
       0))
 
 (defparameter *orders* '("calls" "failed" "p99" "running" "name")

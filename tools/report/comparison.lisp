@@ -1,6 +1,6 @@
 ;;;; Comparisons of two measurements: each change, its size, and whether it is more than noise
 ;;;; (significance.lisp), which is known if each was made in several rounds. The shown value of a
-;;;; figure is the median of its rounds. The verdict is
+;;;; figure is the median of its rounds, of a share the mean. The verdict is
 ;;;;
 ;;;;   better, worse   the difference is beyond the noise, and at least 1 %, the resolution of
 ;;;;                   histograms
@@ -24,8 +24,8 @@
   "A figure before and after."
   (name "" :type string :read-only t)   ; the name of the figure
   (unit :time :type keyword :read-only t) ; the figure's unit, as FIGURE-UNIT
-  (before 0 :type real :read-only t)    ; the median of the figure's rounds
-  (after 0 :type real :read-only t)     ; the median of its rounds
+  (before 0 :type real :read-only t)    ; the median, or a share's mean, of the figure's rounds
+  (after 0 :type real :read-only t)     ; likewise
   (noise nil :type (or null real) :read-only t) ; a difference up to this is noise; NIL if unknown
   ;; the verdict on the change
   (verdict :same :type (member :better :worse :same :unclear :unknown) :read-only t)
@@ -45,7 +45,7 @@ noise could hide a change of 5 %, or :unknown if a side has only one round.")
   (max (* *equivalence* (abs before)) (if (eq :share unit) *equivalent-share* 0)))
 
 (defun judge (unit better before after noise changed)
-  "The verdict on a figure in UNIT, whose medians are BEFORE and AFTER. CHANGED is true if BEFORE
+  "The verdict on a figure in UNIT, whose values are BEFORE and AFTER. CHANGED is true if BEFORE
 and AFTER differ by more than NOISE."
   (let ((difference (- after before)))
     (cond ((and (zerop difference) (null noise)) :same)
@@ -60,15 +60,17 @@ and AFTER differ by more than NOISE."
 and of which :less or :more is BETTER. BEFORE and AFTER are the figure's values in the rounds, lists
 of at least one real. Return a COMPARISON."
   (let* ((several (and (rest before) (rest after)))
-         (noise (and several (noise before after better)))
-         (was (median before))
-         (is (median after))
+         (calm (if (eq :share unit) nil better)) ; as BETTER of CALM-HALF
+         (noise (and several (noise before after calm)))
+         (middle (if calm #'median #'mean))
+         (was (funcall middle before))
+         (is (funcall middle after))
          (verdict (judge unit better was is noise
-                         (and several (changed-p before after better)))))
+                         (and several (changed-p before after calm)))))
     (make-comparison :name name :unit unit :before was :after is :noise noise :verdict verdict
                      :rounds-needed
                      (and (eq :unclear verdict)
-                          (rounds-needed before after better
+                          (rounds-needed before after calm
                                          (max (abs (- is was)) (least-noise unit was) 1d-9)))
                      :outliers-before (outliers before better)
                      :outliers-after (outliers after better))))
@@ -241,9 +243,10 @@ verdict, and the options that differ."
   "A text about the noise of a comparison of the runs BEFORE and AFTER."
   (let ((old (length (rounds before))) (new (length (rounds after))))
     (if (and (< 1 old) (< 1 new))
-        (format nil "Medians of ~D and ~D rounds. A difference counts if the calm halves of the ~
-                     rounds differ more than by chance in 99 of 100 comparisons, or the rounds do ~
-                     not overlap at all (Mann and Whitney, 99 %), and if it is at least ~A. Where ~
-                     noise could hide a difference of ~A, it is unclear whether there is one."
+        (format nil "Medians of ~D and ~D rounds, means of the error ratio. A difference counts if ~
+                     the calm halves of the rounds differ more than by chance in 99 of 100 ~
+                     comparisons, or the rounds do not overlap at all (Mann and Whitney, 99 %), ~
+                     and if it is at least ~A. Where noise could hide a difference of ~A, it is ~
+                     unclear whether there is one."
                 old new (page:share-text *least-difference*) (page:share-text *equivalence*))
         "How much of a difference is noise is unknown with one round; measure with --rounds 5.")))

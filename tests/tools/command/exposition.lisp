@@ -79,6 +79,10 @@ more bucket the command fails."
                              :methods (list (apply #'told-methods counts)))))
     (is (equal '(("server" "10.0" "0.0" "50.00" "99.00" 2 41 1 "M"))
                (tools::method-rows (look 3 30 5 5) (look 1 10 5 5))))
+    (is (equal '("20.5" "0.5")
+               (subseq (first (tools::method-rows (look 3 30 5 5) (tools::make-sample :ns 1000000000)))
+                       1 3))
+        "a method whose first calls came meanwhile")
     (is (equal '("-" "-") (subseq (first (tools::method-rows (look 3 30 5 5) nil)) 1 3)))))
 
 (test a-process-that-was-started-again-has-no-rates

@@ -426,6 +426,18 @@ machine some take longer."
                                 :test #'char-equal))))
                 "what was there before")))))
 
+(test load-writes-to-any-file-once-it-has-a-report
+  (call-with-file
+   (lambda (file)
+     (is (= 1 (run-line "load" "127.0.0.1:1" "a.B/C" "-o" file)))
+     (is (string= "of yesterday" (uiop:read-file-string file)))
+     (with-greeter (address)
+       (let ((odd (format nil "~A [1]*?.json" file)))
+         (is (= 0 (run-line "load" address "helloworld.Greeter/SayHello" "-n" "1" "-o" odd)))
+         (is (plusp (length (base:file-octets odd))))
+         (delete-file (sb-ext:parse-native-namestring odd)))))
+   "of yesterday"))
+
 (test load-in-rounds-and-compared
   (with-greeter (address)
     (flet ((arguments (&rest more)

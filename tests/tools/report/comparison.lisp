@@ -29,6 +29,14 @@ ten times as long."
       (is (equal '(4) (report::comparison-outliers-after comparison)))
       (is (string= "p50 was disturbed in round 5 after" (report::outlier-words comparison))))))
 
+(test failures-in-some-rounds-are-not-disturbances
+  (flet ((verdict (after)
+           (report:comparison-verdict
+            (report:compare-values "error-ratio" :share :less '(0 0 0 0 0) after))))
+    (is (eq :unclear (verdict '(0 0 0 1/2 1))))
+    (is (eq :worse (verdict '(9/100 10/100 11/100 9/100 1/2))))
+    (is (eq :same (verdict '(0 0 0 0 1/10000))))))
+
 (test calm-halves-differ-by-hand
   ;; the best three of five: 9 10 11 and 18 20 22, with variances 1 and 4
   (multiple-value-bind (difference error)
