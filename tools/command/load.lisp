@@ -44,7 +44,8 @@ argument of OPEN."
   (if file
       (handler-case
           (with-open-file (stream (sb-ext:parse-native-namestring file)
-                                  :direction :output :if-exists if-exists :external-format :utf-8)
+                                  :direction :output :if-exists if-exists
+                                  :if-does-not-exist :create :external-format :utf-8)
             (funcall function stream))
         ((or file-error stream-error) (error)
           (fail-command "~A cannot be written: ~A" file (report:error-reason error))))

@@ -454,6 +454,15 @@ and about the reasons."
                            reports them only if profile has started it"))))
      'vector)))
 
+(defun call-while-it-runs (function subject)
+  "Call FUNCTION; signal a PROFILE-ERROR in place of its errors if the process of SUBJECT has ended
+meanwhile."
+  (handler-bind ((error (lambda (error)
+                          (declare (ignore error))
+                          (unless (runs-p (subject-pid subject))
+                            (fail "the process has ended before the profile was complete")))))
+    (funcall function)))
+
 (defun take-profile (subject seconds directory perf)
   "The profile of SUBJECT, which is under load, as data. CPU is sampled for SECONDS, with perf if
 PERF is true."
@@ -514,8 +523,11 @@ PROFILE-ERROR if no profile can be made."
        (unwind-protect
             (call-with-load
              (lambda ()
-               (append (one-of-rounds (loop repeat rounds
-                                            collect (take-profile subject seconds directory perf)))
+               (append (one-of-rounds
+                        (loop repeat rounds
+                              collect (call-while-it-runs
+                                       (lambda () (take-profile subject seconds directory perf))
+                                       subject)))
                        (object "command" (and command (coerce command 'vector))
                                "load" (if (stringp load) load (and load "bench-client")))))
              subject load in-flight warm-seconds directory)

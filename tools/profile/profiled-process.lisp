@@ -89,11 +89,6 @@ SECONDS signal a PROFILE-ERROR, whose text is that WHAT has not come."
     (sb-ext:process-wait process)
     (sb-ext:process-close process)))
 
-(defun running-subject (pid)
-  "A SUBJECT for the process PID, which runs already."
-  (unless (probe-file (format nil "/proc/~D/stat" pid)) (fail "process ~D does not exist" pid))
-  (make-subject :pid pid))
-
 (defun ask (subject command &key (seconds 20))
   "The parsed answer of SUBJECT's agent to COMMAND, or nil if SUBJECT has no agent."
   (when-let ((process (subject-process subject)))
@@ -118,6 +113,20 @@ SECONDS signal a PROFILE-ERROR, whose text is that WHAT has not come."
                                     :separator '(#\Space #\Tab #\Newline))
               :test #'string=)
     (error () nil)))
+
+(defun runs-p (pid)
+  "True if the process PID runs, and this user may read how its memory is mapped."
+  (handler-case (with-open-file (stream (format nil "/proc/~D/maps" pid)
+                                        :external-format :latin-1)
+                  (and (read-line stream nil) t))
+    (error () nil)))
+
+(defun running-subject (pid)
+  "A SUBJECT for the process PID, which runs already."
+  (unless (probe-file (format nil "/proc/~D/stat" pid)) (fail "there is no process ~D" pid))
+  (unless (runs-p pid)
+    (fail "the process ~D has ended, or this user may not read how its memory is mapped" pid))
+  (make-subject :pid pid))
 
 (defun thread-ids (pid)
   (loop for directory in (uiop:subdirectories (format nil "/proc/~D/task/" pid))

@@ -152,6 +152,14 @@
     (is (string= "" output))
     (is (search "process 4194303 does not exist" error-output))))
 
+(test a-process-that-ends-before-its-profile
+  (flet ((failure-of (pid)
+           (handler-case (profile::call-while-it-runs (lambda () (error "perf has ended at once"))
+                                                      (profile::make-subject :pid pid))
+             (error (error) (princ-to-string error)))))
+    (is (search "the process has ended" (failure-of 4194303)))
+    (is (string= "perf has ended at once" (failure-of (sb-unix:unix-getpid))))))
+
 (defun run-profile (&rest words)
   "The data of `clgrpc profile` called with WORDS."
   (profile::parse-profile (uiop:run-program (list* (support:testee-program) "profile"
