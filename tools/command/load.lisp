@@ -265,8 +265,9 @@ that after the run, print the reason on standard error and return the RUN withou
       (when compare (refuse "csv cannot show a comparison (--compare)"))
       (when workers (refuse "csv lists single calls, and workers do not")))
     ;; refused now, not after an hour; the report that the file may have is kept until the run is
-    ;; over
-    (when output (call-with-output (constantly nil) output :if-exists :append))
+    ;; over, and the reader of a pipe would end at the first close
+    (unless (or (null output) (eq :pipe (os:file-type (string-octets output))))
+      (call-with-output (constantly nil) output :if-exists :append))
     (let* ((*failed-round* nil)
            (run (if (and (getf options :knee) (not workers))
                     (apply #'load-to-knee options)

@@ -177,7 +177,8 @@ a text that begins with the name of the limit, or nil if nothing else limited RU
          (open (plan-rate plan))
          (reasons
            (list (streams-words run plan generators)
-                 (if open (late-words run busy) (stall-words run generators))
+                 (and (plusp (run-count run)) ; otherwise there are no latencies to explain
+                      (if open (late-words run busy) (stall-words run generators)))
                  (and open (< (run-count run) (* 100 capped))
                       (format nil "the workers: ~D of ~D calls waited because all workers were ~
                                    busy; their latencies include the wait, and with a larger -c ~

@@ -64,7 +64,7 @@
   (connection nil :type (or null connection)) ; the connection for new calls
   ;; :WAITING is for the next attempt to connect, after one that failed
   (state :connecting :type (member :connecting :ready :waiting :closed))
-  (failure "no connection yet" :type string) ; why the last attempt failed
+  (failure "no answer in time" :type string) ; why the last attempt failed
   (backend nil :type (or null share-row)) ; the counts of calls that fail without a connection
   ;; connections in a row that failed or were lost before they had a call
   (failures 0 :type index)

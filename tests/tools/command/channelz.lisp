@@ -228,8 +228,10 @@ than is left of that."
                                               :succeeded (- started failed 1))))))
     (let ((row (first (tools::sample-rows (look 3 120 10) (look 1 100 4)))))
       (is (equal '("server" 7 "10.0" "3.0" 1 120 10) (subseq row 0 7))))
-    (is (equal '("60.0" "5.0") (subseq (first (tools::sample-rows (look 3 120 10) (tools::make-sample :ns 1000000000)))
-                                       2 4))
+    (is (equal '("60.0" "5.0")
+               (subseq (first (tools::sample-rows (look 3 120 10)
+                                                  (tools::make-sample :ns 1000000000)))
+                       2 4))
         "a server that has come meanwhile")
     (is (string= "-" (third (first (tools::sample-rows (look 3 120 10) nil)))))))
 

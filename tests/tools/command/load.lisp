@@ -239,7 +239,11 @@ standard input."
       (let ((begin (base:monotonic-ns)))
         (is (= 1 (apply #'run-line "load" address "routeguide.RouteGuide/GetFeature"
                         "--connect-timeout" "300ms" types)))
-        (is (< (- (base:monotonic-ns) begin) 8000000000) "not the 10 s without it")))))
+        (is (< (- (base:monotonic-ns) begin) 8000000000) "not the 10 s without it")))
+    (is (search "cannot be reached: no answer in time"
+                (nth-value 2 (run-line "load" address "routeguide.RouteGuide/GetFeature"
+                                       "--proto" *route-guide-proto* "--skip-tls"
+                                       "--connect-timeout" "300ms"))))))
 
 (test load-without-reflection
   (with-reflected (address :reflection '())
@@ -435,7 +439,14 @@ machine some take longer."
        (let ((odd (format nil "~A [1]*?.json" file)))
          (is (= 0 (run-line "load" address "helloworld.Greeter/SayHello" "-n" "1" "-o" odd)))
          (is (plusp (length (base:file-octets odd))))
-         (delete-file (sb-ext:parse-native-namestring odd)))))
+         (delete-file (sb-ext:parse-native-namestring odd)))
+       (let ((pipe (format nil "~A.pipe" file)) (text nil))
+         (uiop:run-program (list "mkfifo" pipe))
+         (let ((reader (in-thread (setf text (uiop:read-file-string pipe)))))
+           (is (= 0 (run-line "load" address "helloworld.Greeter/SayHello" "-n" "1" "-o" pipe)))
+           (sb-thread:join-thread reader))
+         (is (search "Requests/sec" text))
+         (delete-file pipe))))
    "of yesterday"))
 
 (test load-in-rounds-and-compared
