@@ -229,6 +229,7 @@ tool about 50 µs of CPU time, and therefore calls at this rate take a fifth of 
                                 (,(and together (plusp together)) "--together"))
           when (and given (null rate))
             do (refuse "~A needs --rps or --load-schedule, which say when calls begin" name))
+    (when (and together (< 60 together)) (refuse "--together is a minute at most"))
     (when (and poisson together (plusp together))
       (refuse "--together and --poisson exclude each other: bursts are not random times"))
     (append (list :rate rate :workers workers :connections connections

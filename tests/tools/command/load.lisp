@@ -385,6 +385,7 @@ standard input."
                          ("--load-schedule" "line" "--load-start" "1" "--load-step" "1")))
         (apply #'refused-p (format nil "as -z; ~A cannot be used with it" (first options)) "--knee"
                "p99 > 1s" options))
+      (refused-p "--together is a minute at most" "--rps" "5" "--together" "61s")
       (refused-p "from 0.5 calls a second on" "--knee" "p99 > 1s" "--rps" "0.2"))))
 
 (test load-leaves-the-first-calls-out
