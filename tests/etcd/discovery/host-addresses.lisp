@@ -99,3 +99,12 @@ addresses."
                            (clgrpc.discovery::begin-lookups hosts)
                            (= 10 (length (book-news book))))))
     (is (= 10 (length (book-asked book))))))
+
+(test the-lock-of-hosts-is-taken
+  (let ((hosts (hosts-of (make-book))))
+    (is (null (support:lockless (clgrpc.discovery::hosts-lock hosts)
+                                `(clgrpc.discovery::know-hosts ,hosts ())
+                                `(clgrpc.discovery::host-addresses ,hosts "a:1")
+                                `(clgrpc.discovery::unanswered-p ,hosts)
+                                `(clgrpc.discovery::note-answer ,hosts nil nil nil)
+                                `(clgrpc.discovery::begin-lookups ,hosts))))))

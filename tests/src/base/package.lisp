@@ -1,7 +1,8 @@
 ;;;; Tests of clgrpc.base, one file per source file.
 
 (defpackage #:clgrpc.tests.base
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form))
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
+  (:local-nicknames (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.base)
 

@@ -178,7 +178,9 @@
     (ask channel (note 1))
     (dolist (role '(:client :server))
       (is (traced-once :handshake-done :role role :protocol "TLSv1.3"))
-      (is (traced-once :settings-received :role role)))))
+      (is (traced-once :settings-received :role role)))
+    (is (uiop:string-prefix-p "127.0.0.1:" (getf (first (traced :settings-received :role :server))
+                                                 :peer)))))
 
 (test tracer-http-keepalive
   (with-traced-probe (channel "http_keepalive" :options '(:min-ping-interval-seconds 0)

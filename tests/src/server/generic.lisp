@@ -90,7 +90,9 @@ returns the answer."
   (signals misuse (grpc:generic-method "a.B/C" :kind :both))
   (signals misuse (grpc:generic-method "a.B/C" :request-type "no.such.Type"))
   (let ((service (grpc:make-generic-service #'echo-raw)))
-    (signals misuse (grpc:start-server (list service (grpc:make-generic-service #'echo-raw))))))
+    (with-signalled (error misuse (grpc:start-server
+                                   (list service (grpc:make-generic-service #'echo-raw))))
+      (is (search "Two of the services handle methods" (princ-to-string error))))))
 
 ;;; Codecs
 

@@ -77,3 +77,14 @@
                    (mapcar (lambda (event) (getf (cddr event) :status)) events)))))
     (is (equal '(0 ()) (seen)))
     (is (equal '(2 ("OK" "OK")) (seen :quiet nil)))))
+
+(test scrapes-have-a-rate
+  "Fifty answers at once, one more each fifth of a second, never more than fifty; a clock that goes
+back earns nothing."
+  (let ((scrapes (services::make-scrapes :since-ns 1000)))
+    (flet ((answers (ns) (loop while (services::answer-anew-p scrapes ns) count t)))
+      (is (equal '(50 0 0 1 4 0 1 50)
+                 (mapcar #'answers '(1000 1000 190001000 210001000 1050001000 1 200000001
+                                     1000000000000)))))
+    (is (null (support:lockless (services::scrapes-lock scrapes)
+                                `(services::answer-anew-p ,scrapes 0))))))

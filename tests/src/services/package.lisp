@@ -5,6 +5,7 @@
   (:import-from #:clgrpc.base #:octets-string #:ring-first)
   (:local-nicknames (#:grpc #:clgrpc) (#:services #:clgrpc.services)
                     (#:server #:clgrpc.server) (#:exchange #:clgrpc.exchange)
+                    (#:support #:clgrpc.tests.support)
                     (#:exchange-tests #:clgrpc.tests.exchange) (#:protobuf #:clgrpc.protobuf)
                     (#:health #:grpc.health.v1)
                     (#:health-methods #:grpc.health.v1.health)

@@ -145,3 +145,11 @@ connection's is returned nevertheless."
         (memory:run-turns memory:*world*)
         (is-true (updates 1))
         (is (= 28 (length (received call))))))))
+
+(test window-of-a-stream-that-has-gone-is-not-returned
+  (with-link (link)
+    (let* ((call (calls 1)) (inbound (wire::ensure-wire-inbound call)))
+      (setf (wire::wire-inbound-withheld inbound) 5)
+      (with-changed (((wire::wire-call-stream call) nil))
+        (is (null (wire::release-window call))))
+      (is (zerop (wire::wire-inbound-withheld inbound))))))

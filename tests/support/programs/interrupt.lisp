@@ -1,6 +1,15 @@
-;;;; Interrupts of threads, as WITH-TIMEOUT, TERMINATE-THREAD and SLIME make them.
+;;;; Interrupts of threads, as WITH-TIMEOUT, TERMINATE-THREAD and SLIME make them; and functions
+;;;; that take a lock.
 
 (in-package #:clgrpc.tests.support)
+
+(defun lockless (lock &rest calls)
+  "The names of those of CALLS, each a list of a function's name and arguments, that do not take
+LOCK: SBCL signals an error if the thread that has a lock takes it again."
+  (loop for (name . arguments) in calls
+        unless (handler-case (sb-thread:with-mutex (lock) (apply name arguments) nil)
+                 (error (error) (search "Recursive lock attempt" (princ-to-string error))))
+          collect name))
 
 (defun interrupt-again-and-again (function count)
   "Have a thread call FUNCTION over and over, and unwind it out of that by COUNT interrupts."

@@ -167,3 +167,37 @@ has come."
         (is (zerop requests))
         (is (null (claim node session '("a"))))
         (is (= 1 requests) "one that does not wait asks the store")))))
+
+(test tasks-that-can-be-claimed-have-a-revision
+  "Only a later change removes or replaces one; a list that is full says that it lacks some."
+  (let ((list (workflow::make-ready-list)))
+    (flet ((add (id revision &optional (kind "k")) (workflow::add-ready list kind 0 id revision))
+           (kinds () (sort (alexandria:hash-table-keys (workflow::ready-list-kinds list))
+                           #'string<))
+           (count-of () (hash-table-count (workflow::ready-list-tasks list))))
+      (add "w" 5)
+      (is (null (workflow::remove-ready list "w" 5)))
+      (add "w" 5 "other")
+      (is (equal '("k") (kinds)))
+      (add "w" 6 "other")
+      (add "v" 6)
+      (is (equal '("k" "other") (kinds)))
+      (is-true (workflow::remove-ready list "w" 7))
+      (is-true (workflow::remove-ready list "none" 7))
+      (is (equal '("k") (kinds)))
+      (loop for i from (count-of) below workflow::+most-ready+
+            do (add (princ-to-string i) 1))
+      (is (null (workflow::ready-list-partial list)))
+      (add "more" 9)
+      (is-true (workflow::ready-list-partial list))
+      (is (= workflow::+most-ready+ (count-of)))
+      (is (null (support:lockless (workflow::ready-list-lock list)
+                                  `(workflow::add-ready ,list "k" 0 "w" 1)
+                                  `(workflow::remove-ready ,list "w" 1)
+                                  `(workflow::end-ready-list ,list)))))))
+
+(test shards-have-numbers-in-keys
+  (is (equal `(0 ,(1- workflow::+shards+) nil nil nil)
+             (mapcar #'workflow::shard-number
+                     (list "0" (format nil "~X" (1- workflow::+shards+))
+                           (format nil "~X" workflow::+shards+) "-1" nil)))))

@@ -291,3 +291,11 @@ elsewhere."
     (is (equal '((:http) t) (announced "INFO" "http,nonsense")))
     (is (equal '((:warning :unknown-tracers :names ("nonsense"))) (events))))
   (is (equal '(() nil) (announced "nonsense" ""))))
+
+(test the-lock-of-a-journal-is-taken
+  "So no entry is added to a list that the journal's thread is taking."
+  (let ((journal (clgrpc.base::open-journal #'list 10)))
+    (is (null (support:lockless (clgrpc.base::journal-lock journal)
+                                `(clgrpc.base::add-to-journal ,journal (:info))
+                                `(clgrpc.base::take-entries ,journal)
+                                `(clgrpc.base::leave-journal-p ,journal))))))

@@ -197,3 +197,12 @@ running, since it would neither run again nor end."
     (destructuring-bind (third second first) waits
       (is (<= 0 first 1/100))
       (is (= 0 second third)))))
+
+(test the-lock-of-a-background-is-taken
+  (with-background (background)
+    (let ((job (add-job background #'list)))
+      (is (null (support:lockless (clgrpc.loop::background-lock background)
+                                  `(add-job ,background list) `(wake-job ,job) `(end-job ,job)
+                                  `(clgrpc.loop::take-due ,background)
+                                  `(clgrpc.loop::ensure-waiting ,background)
+                                  `(end-background ,background)))))))

@@ -162,3 +162,13 @@
     (with-logged (events)
       (clgrpc.loop::close-poller loop (event-loop-poller loop) nil)
       (is (equal (list (list :error :waker-does-not-return :loop loop)) (events))))))
+
+(test a-loop-is-offered-once-a-lending
+  "A thread that is about to wait again requests no second take-over, unless the first was refused."
+  (let ((loop (make-event-loop)) (batons (list 9 9 9 10)) (outcomes (list nil t t)))
+    (with-replaced (('clgrpc.loop::own-lending (fn (_function _loop) (pop batons)))
+                    ('clgrpc.loop::request-takeover (fn (&rest _arguments) (pop outcomes))))
+      (let ((clgrpc.loop::*event-loop* loop))
+        (is (equal '(nil t t t) (loop repeat 4 collect (and (prepare-to-wait) t)))))
+      (is (null outcomes)))
+    (stop-event-loop loop)))

@@ -4,6 +4,7 @@
   (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)
   (:import-from #:clgrpc.tests.client #:double #:echo)
   (:local-nicknames (#:grpc #:clgrpc) (#:metrics #:clgrpc.metrics)
+                    (#:loop #:clgrpc.loop) (#:support #:clgrpc.tests.support)
                     (#:tests #:clgrpc.tests.client)))
 
 (in-package #:clgrpc.tests.metrics)
