@@ -72,6 +72,17 @@
                    "~A: ~S" name
                    (first-difference (uiop:read-file-string (record-path name)) text)))))
 
+(defun call-outcomes (calls)
+  "A text with what each of CALLS, lists of a function's name and arguments, returns or signals."
+  (let ((*print-pretty* nil) (*print-case* :downcase))
+    (format nil "~:{~S~%  ~A~%~}"
+            (loop for (name . arguments) in calls
+                  collect (list (cons name arguments)
+                                (handler-case
+                                    (format nil "~{~S~^ ~}"
+                                            (multiple-value-list (apply name arguments)))
+                                  (error (error) (format nil "~S: ~A" (type-of error) error))))))))
+
 (defun renew-records (suite)
   "Write the records of SUITE again, and return the names of those that have changed."
   (let ((*renewed* t) (*changed* '()))

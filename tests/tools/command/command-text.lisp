@@ -65,3 +65,74 @@ text that an earlier line has printed, that line."
                                             collect (substitute address "ADDRESS" line
                                                                 :test #'equal)))
                        address "ADDRESS"))))
+
+(defparameter *load-config*
+  "{\"methodConfig\":[{\"name\":[{\"service\":\"a.B\"}],\"timeout\":\"2s\",\"waitForReady\":true,
+     \"maxRequestMessageBytes\":5}],\"loadBalancingPolicy\":\"random\",
+    \"retryThrottling\":{\"maxTokens\":10,\"tokenRatio\":0.1},
+    \"healthCheckConfig\":{\"serviceName\":\"a.B\"}}")
+
+(defun load-option-calls ()
+  "Calls of the functions that make the plan of a load from options."
+  (let ((config (clgrpc.config:parse-service-config *load-config*))
+        (plain (clgrpc.config:parse-service-config "{\"loadBalancingPolicy\":\"round_robin\"}"))
+        (width '(:load-schedule :const :concurrency-schedule :const :loops 4 :details 10)))
+    `(,@(loop for text in '("0.5" "0" "x") collect `(tools::parse-rate ,text))
+      ,@(loop for text in '("-2.5" "3" "-") collect `(tools::parse-step ,text))
+      ,@(loop for text in '("{\"a\":\"b\"}" "{\"a\":1}" "[]" "{")
+              collect `(tools::parse-string-object ,text "X"))
+      ,@(loop for value in '(:true :false "s" #("a" "b") #(1) 3)
+              collect `(tools::config-value-text ,value))
+      ,@(loop for part in '("" ",\"weight\":0" ",\"weight\":1000,\"data\":{}" ",\"weight\":1001"
+                            ",\"rate\":1")
+              collect `(tools::parse-mix ,(format nil "[{\"method\":\"a.B/C\"~A}]" part)))
+      (tools::parse-mix " [1]") (tools::parse-mix "[]") (tools::parse-mix "[")
+      ,@(loop for arguments in '((:const 5 nil nil nil 1 nil) (:const nil nil nil nil 1 nil)
+                                 (:const 5 1 nil nil 1 nil) (:const 5 nil nil nil 1 9)
+                                 (:step nil 1 2 nil 3 nil) (:step nil 1 nil nil 3 nil)
+                                 (:step nil nil 2 nil 3 nil) (:line 5 1 2 9 1 60)
+                                 (:line nil 1 -2 9 1 60))
+              collect `(tools::load-schedule "load" "--rps" ,@arguments))
+      (tools::load-workers nil :concurrency-schedule :const)
+      (tools::load-workers 1 :concurrency-schedule :const)
+      (tools::load-workers 1 :concurrency-schedule :const :concurrency 3)
+      (tools::load-workers 1 :concurrency-schedule :const :concurrency 3 :async t)
+      (tools::load-workers nil :concurrency-schedule :const :concurrency 3 :async t)
+      ,@(loop for options in '((:connections 50) (:connections 51) (:connections 2 :rps 10)
+                               (:connections 2 :rps 10 :poisson t) (:connections 2 :poisson t)
+                               (:connections 2 :rps 10 :together 1/1000) (:connections 2 :async t)
+                               (:connections 2 :together 0) (:connections 2 :together 1)
+                               (:connections 2 :rps 10 :together 0)
+                               (:connections 2 :rps 10 :poisson t :together 1))
+              collect `(tools::load-width ,@options ,@width))
+      ,@(loop for options in '(() (:total 5 :skip-first 4) (:total 5 :skip-first 5)
+                               (:total 5 :skip-first 5 :duration 2 :max-duration 3) (:duration 0)
+                               (:max-duration 3 :total 9 :warm-up 1/2 :duration-stop :close))
+              collect `(tools::plan-length ,@options :skip-first 0))
+      (tools::load-streams :stream-call-count 3 :stream-interval 1/2 :stream-call-duration 2)
+      (tools::method-path "a.B.C")
+      (tools::methods-called :method "a.B.C")
+      ,@(loop for options in '((:concurrency-schedule :const) (:concurrency-schedule :step)
+                               (:concurrency-schedule :const :concurrency 2) (:connections 1))
+              collect `(tools::with-connections ,options (1 2 3)))
+      ,@(loop for seconds in '(0 1 2 3)
+              append (loop for (service-config path) in `((,config "/a.B/C") (,config "/x.Y/Z")
+                                                          (nil "/a.B/C"))
+                           collect `(tools::shorter-timeout ,seconds ,service-config ,path)))
+      (tools::disobeyed-members ,config "/a.B/C") (tools::disobeyed-members ,config "/x.Y/Z")
+      (tools::disobeyed-members ,plain "/a.B/C")
+      (tools::loads-credentials :insecure t :skip-tls t) (tools::loads-credentials :insecure t)
+      ,@(loop for (value how) in '((1/2 tools::ns) (nil tools::ns) ("[1]" tools::json)
+                                   ("x" tools::json) (t) (:round-robin) (("a")) (1/2) (3))
+              collect `(tools::told-value ,value ,how))
+      (tools::told-options (:total 5 :group-ns 7 :rate 1)
+                           (:method "a.B.C" :together 1/1000 :rps 10 :load-schedule :const
+                            :load-step-duration 1 :concurrency 0 :timeout 20
+                            :concurrency-schedule :step :concurrency-step-duration 2))
+      (tools::told-options (:group-ns 7 :credentials t) (:method "a.B.C" :together 1))
+      ,@(loop for seconds in '(0 5 1000) collect `(tools::reflection-arguments nil ,seconds)))))
+
+(test options-of-a-load
+  "What functions make of the options of a load: plans, numbers, and the errors of wrong options."
+  (let ((*error-output* (make-broadcast-stream)))
+    (support:check-record 'options-of-a-load (support:call-outcomes (load-option-calls)))))
