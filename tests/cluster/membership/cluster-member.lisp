@@ -10,6 +10,10 @@
     (is-false (wrong-p "node-1.zone_a"))
     (is-false (wrong-p (make-string 253 :initial-element #\a)
                        :labels '(("zone" . "a")) :lease-seconds 2))
+    (is-false (wrong-p "a" :instance (make-string 64 :initial-element #\a) :lease-seconds 3600
+                           :labels (loop for i below 32
+                                         collect (cons (format nil "~2,'0D" i)
+                                                       (make-string 30 :initial-element #\a)))))
     (dolist (name (list "" "a/b" "a b" (format nil "a~%") "ä"
                         (make-string 254 :initial-element #\a)))
       (is-true (wrong-p name) "~S" name))

@@ -24,6 +24,10 @@
   (is (equal '("h:1" nil nil nil :serving ())
              (parsed "{\"Addr\":\"h:1\",\"Metadata\":{\"weight\":0,\"zone\":1,\"state\":[]}}"))
       "what is wrong counts as not said")
+  (let ((long (make-string 512 :initial-element #\z)))
+    (is (equal `(,long 65535 ,long ,long :serving ())
+               (parsed (format nil "{\"Addr\":\"~A\",\"Metadata\":{\"weight\":65535,~
+                                    \"zone\":\"~:*~A\",\"hashKey\":\"~:*~A\"}}" long)))))
   (dolist (weight '("-1" "0" "65536" "99999999999999999999999999" "1.5" "\"3\""
                     "true" "null" "{}"))
     (is (equal '("h:1" nil nil nil :serving ())

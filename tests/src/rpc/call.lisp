@@ -56,6 +56,16 @@ and then."
     (signals status:cancelled (rpc:receive call))
     (is-true (rpc:cancelled-p call))))
 
+(test failed-attempts-that-are-kept
+  "The first 32, with their numbers; all are counted."
+  (let ((call (new-call)))
+    (dotimes (number 34) (rpc:note-failed-attempt call number nil :unavailable "" 0))
+    (is (equal (loop for number below 32 collect number)
+               (mapcar (lambda (attempt) (getf attempt :number)) (rpc:failed-attempts call))))
+    (is (= 34 (rpc::ending-attempts (rpc::call-ending call))))
+    (rpc:note-failed-attempt call 0 nil :unavailable "" 0)
+    (is (= 34 (rpc::ending-attempts (rpc::call-ending call))))))
+
 (test half-closed
   "After the last message RECEIVE returns nil, however often it is called."
   (let ((call (new-call)))

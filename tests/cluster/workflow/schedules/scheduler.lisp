@@ -34,10 +34,12 @@
   (is (equal '("21040229T000000Z") (cron-times "0 0 29 2 *" 1 2096 3 1 0 0)))
   (is (equal '("20270101T000200Z" "20270101T000500Z")
              (cron-times "2-6/3 0-1 1 JAN *" 2 2026 11 28 0 0)))
-  (dolist (wrong '("" "* * * *" "* * * * * *" "60 * * * *" "* 24 * * *" "* * 0 * *" "* * 32 * *"
+  (dolist (wrong `("" "* * * *" "* * * * * *" "60 * * * *" "* 24 * * *" "* * 0 * *" "* * 32 * *"
                    "* * * 13 *" "* * * * 8" "5-1 * * * *" "*/0 * * * *" "1/2 * * * *" "a * * * *"
-                   "1,, * * * *" "1-2-3 * * * *" "0 0 30 2 *" "-1 * * * *"))
-    (signals invalid-request (workflow::parse-cron wrong))))
+                   "1,, * * * *" "1-2-3 * * * *" "0 0 30 2 *" "-1 * * * *"
+                   ,(format nil "~200A " "* * * * *")))
+    (signals invalid-request (workflow::parse-cron wrong)))
+  (is-true (workflow::parse-cron (format nil "~200A" "* * * * *"))))
 
 (defun schedule-request (&rest arguments &key (cron "* * * * *") &allow-other-keys)
   (let ((request (apply #'pb:make-create-schedule-request

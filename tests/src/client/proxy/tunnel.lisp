@@ -86,6 +86,9 @@ none in any case."
     (is (search "255 octets" (text (format nil "~A:1" (make-string 256 :initial-element #\a))
                                    :proxy "socks5://p:1"))
         "a cut name would be another host's")
+    (let ((short (make-string 255 :initial-element #\a)))
+      (grpc:close-channel (grpc:make-channel (format nil "~A:1" short)
+                                             :proxy (format nil "socks5://~A:~:*~A@p:1" short))))
     (dolist (target '("unix:/run/a.sock" "ipv4:10.0.0.1:1,10.0.0.2:1" "dns://10.0.0.1/a:1"))
       (text target :proxy "http://p:1"))))
 

@@ -190,3 +190,13 @@ begins after the usual back-off."
                (is (equal "t" (ask-token credentials)))
                (is (= 2 (fetches credentials)))))
     (is (= 2 (length (events-of :token-not-fetched))))))
+
+(test tokens-are-checked
+  "A token has 1 to 65,535 printable characters and has not expired."
+  (loop for (token seconds) in `(("a" 1) ("!~" 1/1000)
+                                 (,(make-string 65535 :initial-element #\a) 1))
+        do (is (eq token (token::check-token token seconds))))
+  (loop for (token seconds) in `(("" 1) ("a b" 1) (,(string (code-char 127)) 1) ("é" 1) (nil 1)
+                                 ("a" 0) ("a" -1) ("a" nil)
+                                 (,(make-string 65536 :initial-element #\a) 1))
+        do (signals grpc:unauthenticated (token::check-token token seconds))))

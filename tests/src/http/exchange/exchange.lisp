@@ -37,3 +37,9 @@
       (let ((before (sb-ext:get-bytes-consed)))
         (loop repeat 10 do (exchange:query-parameter query "services"))
         (is (> 1000 (- (sb-ext:get-bytes-consed) before)) "~S" part)))))
+
+(test parameters-have-a-limit
+  "The first 64 parameters of a query are examined; the first one of a name counts."
+  (flet ((found (count)
+           (exchange:query-parameter (format nil "~v@{~A&~:*~}b=1&b=2" count "a") "b")))
+    (is (equal '("1" nil) (list (found 63) (found 64))))))

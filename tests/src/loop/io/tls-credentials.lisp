@@ -326,3 +326,9 @@ limit."
     (is (plusp (server-context-of credentials)))
     (is (/= (os:openssl-instance) -1))
     (is (plusp before))))
+
+(test names-of-trust-domains
+  (dolist (name (list "a" "a-_.9" (make-string 255 :initial-element #\a)))
+    (is-true (clgrpc.loop::trust-domain-p name)))
+  (dolist (name (list "" "A" "a:1" "é" "a/b" (make-string 256 :initial-element #\a)))
+    (is-false (clgrpc.loop::trust-domain-p name))))

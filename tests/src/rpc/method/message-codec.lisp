@@ -9,7 +9,8 @@
                               :deserialize (fn (octets _type) (octets-string octets))))
 
 (test codecs-have-names
-  (is (equal "words" (register-text-codec "words")))
+  (dolist (name '("words" "a" "-_.9" "abcdefghijklmnopqrstuvwxyz123456"))
+    (is (equal name (register-text-codec name))))
   (let ((codec (encoding:find-codec "words")))
     (is (eq codec (encoding:find-codec "WORDS")))
     (register-text-codec "words")
