@@ -8,6 +8,10 @@
   (os:open-openssl)
   (is (integerp (os:openssl-instance))))
 
+(test openssl-is-opened-by-one-thread-at-a-time
+  (with-changed (((symbol-value 'os::**openssl-ready**) nil))
+    (is (null (support:lockless os::**openssl-lock** '(os:open-openssl))))))
+
 (test openssl-failures
   (os:open-openssl)
   (is (null (os::openssl-failure)))

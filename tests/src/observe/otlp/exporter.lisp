@@ -363,3 +363,33 @@ waiting items, and the log has the reason."
              (eventually (events-of :otlp-export-failed))
              (is (search "refused" (getf (first (events-of :otlp-export-failed)) :reason))))
         (grpc:stop-exporter exporter :timeout 0)))))
+
+(defun idle-pipeline ()
+  "A pipeline without a thread, which has nothing to send."
+  (otlp::make-pipeline :take #'list :request #'identity :export #'list :count #'list
+                       :overflow (constantly 0)))
+
+(test rounds-and-reports-of-a-pipeline-have-their-times
+  "A round is an interval after the one before, unless that time is past or the round came early;
+the log has each event of a pipeline once a minute."
+  (let* ((now 100) (pipeline (idle-pipeline))
+         (loop:*world* (loop:make-world :clock (lambda () now)
+                                        :make-random (lambda () (make-random-state t))
+                                        :network (loop:make-network))))
+    (loop for (due next) in '((150 150) (101 101) (100 160) (41 101) (40 160) (10 160))
+          do (is (= next (otlp::next-round due 60))))
+    (is (equal '(1 0 1 0 1 1)
+               (loop for (event seconds) in '((:a 0) (:a 59) (:b 59) (:a 59.9) (:a 60) (:b 119))
+                     collect (with-logged (events :a :b)
+                               (setf now (seconds-ns seconds))
+                               (otlp::tell pipeline :warning event)
+                               (length (events))))))))
+
+(test the-lock-of-a-pipeline-is-taken
+  (let ((pipeline (idle-pipeline)))
+    (is (null (support:lockless (otlp::pipeline-lock pipeline)
+                                `(otlp::await-round ,pipeline 0 0) `(otlp::end-flush ,pipeline 1)
+                                `(otlp::ring-pipeline ,pipeline)
+                                `(otlp::ask-for-flush ,pipeline)
+                                `(otlp::await-flush ,pipeline 1 0)
+                                `(otlp::stop-pipeline ,pipeline))))))

@@ -5,6 +5,7 @@
   (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)
   (:shadow #:collect)
   (:local-nicknames (#:grpc #:clgrpc) (#:otlp #:clgrpc.otlp) (#:metrics #:clgrpc.metrics)
+                    (#:loop #:clgrpc.loop)
                     (#:trace #:clgrpc.trace)
                     (#:support #:clgrpc.tests.support)
                     (#:common #:opentelemetry.proto.common.v1)
