@@ -8,6 +8,8 @@
          (decoded (string) (client::decode-status-message (ascii-octets string))))
     (is (string= "plain text, with ~ and !" (encoded "plain text, with ~ and !")))
     (is (string= "100%25%0A%C3%A9" (encoded (format nil "100%~%é"))))
+    (is (string= "%20a b%20" (encoded " a b ")) "HTTP/2 has no blanks at the ends of values")
+    (is (string= "%EF%BF%BD" (encoded (string (code-char #xD800)))) "UTF-8 has no surrogates")
     (is (string= (format nil "100%~%é") (decoded "100%25%0A%c3%a9")))
     (is (string= "%" (decoded "%")))
     (is (string= "%4" (decoded "%4")))
@@ -41,6 +43,17 @@
                       (is (not (find (code-char #xFFFD) decoded)))))))
 
 (test http-status-mapping
-  (is (eq :unavailable (client:http-status-status 503)))
-  (is (eq :unimplemented (client:http-status-status 404)))
-  (is (eq :unknown (client:http-status-status 200))))
+  (loop for (status . codes) in '((:internal 400) (:unauthenticated 401) (:permission-denied 403)
+                                  (:unimplemented 404) (:unavailable 429 502 503 504)
+                                  (:unknown 200 301 402 405 431 500 501 505))
+        do (dolist (code codes) (is (eq status (client:http-status-status code)) "~D" code))))
+
+(test codes-of-errors-and-numbers-of-statuses
+  (loop for (status . codes) in `((:unavailable ,http2:+refused-stream+) (:cancelled ,http2:+cancel+)
+                                  (:resource-exhausted ,http2:+enhance-your-calm+)
+                                  (:permission-denied ,http2:+inadequate-security+)
+                                  (:internal 0 1 2 3 4 5 6 9 10 13 99))
+        do (dolist (code codes) (is (eq status (client::error-code-status code)) "~D" code)))
+  (is (equal '(0 16 16 nil nil nil nil)
+             (mapcar #'client::status-number
+                     '("0" "16" "00000016" "000000016" "" "1a" "-1")))))

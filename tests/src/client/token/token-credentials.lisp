@@ -200,3 +200,11 @@ begins after the usual back-off."
                                  ("a" 0) ("a" -1) ("a" nil)
                                  (,(make-string 65536 :initial-element #\a) 1))
         do (signals grpc:unauthenticated (token::check-token token seconds))))
+
+(test the-lock-of-a-token-is-taken
+  (let ((credentials (test-credentials (constantly nil))))
+    (is (null (support:lockless (token::token-lock credentials)
+                                `(grpc:get-request-metadata ,credentials ,*request*)
+                                `(clgrpc.loop:leave-future ,credentials nil nil)
+                                `(token::take-token ,credentials nil)
+                                `(token::take-failure ,credentials "no"))))))
