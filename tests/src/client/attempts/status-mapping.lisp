@@ -49,7 +49,8 @@
         do (dolist (code codes) (is (eq status (client:http-status-status code)) "~D" code))))
 
 (test codes-of-errors-and-numbers-of-statuses
-  (loop for (status . codes) in `((:unavailable ,http2:+refused-stream+) (:cancelled ,http2:+cancel+)
+  (loop for (status . codes) in `((:unavailable ,http2:+refused-stream+)
+                                  (:cancelled ,http2:+cancel+)
                                   (:resource-exhausted ,http2:+enhance-your-calm+)
                                   (:permission-denied ,http2:+inadequate-security+)
                                   (:internal 0 1 2 3 4 5 6 9 10 13 99))
