@@ -36,3 +36,11 @@
                              (with-bounded-text (stream 5)
                                (write-string "abc" stream)
                                (format stream "~A~C" 'd #\e))))))
+
+(test ranges-of-what-is-not-to-be-seen
+  "The first and the last of each range are escaped, their neighbours are not."
+  (loop for (first last) in '((0 31) (127 159) (#x61C #x61C) (#x200E #x200F) (#x2028 #x202E)
+                              (#x2066 #x2069) (#xD800 #xDFFF) (#xFFF9 #xFFFB) (#xE0000 #xE007F))
+        do (dolist (code (list first last)) (is-true (unsafe-char-p (code-char code)) "~X" code))
+           (dolist (code (list (1- first) (1+ last)))
+             (is (not (and (<= 0 code) (unsafe-char-p (code-char code)))) "~X" code))))

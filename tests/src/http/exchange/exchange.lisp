@@ -43,3 +43,17 @@
   (flet ((found (count)
            (exchange:query-parameter (format nil "~v@{~A&~:*~}b=1&b=2" count "a") "b")))
     (is (equal '("1" nil) (list (found 63) (found 64))))))
+
+(test parameters-of-queries
+  "Names and values are decoded, unless they are not UTF-8; the first parameter of a name counts."
+  (loop for (query name value)
+          in '(("a=1&b=2" "b" "2") ("a=1&a=2" "a" "1") ("%61b=x" "ab" "x") ("a+b=c+d" "a b" "c d")
+               ("a" "a" "") ("a&b" "b" "") ("a=" "a" "") ("a=b=c" "a" "b=c") ("&&b=1&" "b" "1")
+               ("=x" "" "x") ("é=%C3%A9" "é" "é") ("%C3%A9=1" "é" "1") ("a=%ff" "a" "%ff")
+               ("ab=1" "a" nil) ("a=1" "ab" nil) ("" "a" nil) ("A=1" "a" nil) (nil "a" nil))
+        do (is (equal value (exchange:query-parameter query name)) "~S of ~S" name query))
+  (loop for (target path query) in '(("/a?b=1?c" "/a" "b=1?c") ("/a?" "/a" "")
+                                     ("/a%20b" "/a%20b" nil))
+        do (let ((request (request-for target)))
+             (is (equal path (exchange:http-request-path request)))
+             (is (equal query (exchange:http-request-query request))))))

@@ -20,3 +20,13 @@
                       (or (position value bounds :test #'<=) (length bounds)))))
   (is (= 42 (1+ (length (metrics::scale-bounds metrics::**latency**)))))
   (is (equal '(0 1/100000) (subseq (metrics::scale-values metrics::**latency**) 0 2))))
+
+(test values-are-counted-in-sums-and-buckets
+  (let* ((scale metrics::**retries**) (at metrics::+padding+)
+         (cells (metrics::make-cells (metrics::scale-cells scale))))
+    (metrics::record-several cells at scale 2 3)
+    (metrics::record-plainly cells at scale 1)
+    (metrics::record-atomically cells at scale 7)
+    (is (equal '(14 1 3 0 0 0 1) (coerce (subseq cells at (+ at 7)) 'list)))
+    (is (= (+ at at 7) (length cells)))
+    (is (every #'zerop (concatenate 'vector (subseq cells 0 at) (subseq cells (+ at 7)))))))
