@@ -68,7 +68,7 @@ text that an earlier line has printed, that line."
 
 (defparameter *load-config*
   "{\"methodConfig\":[{\"name\":[{\"service\":\"a.B\"}],\"timeout\":\"2s\",\"waitForReady\":true,
-     \"maxRequestMessageBytes\":5}],\"loadBalancingPolicy\":\"random\",
+     \"maxRequestMessageBytes\":5}],\"loadBalancingPolicy\":\"weighted_round_robin\",
     \"retryThrottling\":{\"maxTokens\":10,\"tokenRatio\":0.1},
     \"healthCheckConfig\":{\"serviceName\":\"a.B\"}}")
 

@@ -74,7 +74,7 @@ too many."
                                         (load:run-oldest-under-way-ns run)
                                         (load:run-octets-sent run)
                                         (load:run-octets-received run))))
-      (is (equal '(("OK" 3 ()) ("Unavailable" 2 (("gone" . 1) ("" . 1)))
+      (is (equal '(("OK" 3 ()) ("Unavailable" 2 (("" . 1) ("gone" . 1)))
                    ("NotFound" 1 (("none" . 1))))
                  (loop for row in (load:run-statuses run)
                        collect (list (load:status-row-name row) (load:status-row-count row)

@@ -71,7 +71,6 @@
     (support:check-record
      'profile-parts
      (with-output-to-string (stream)
-       (profile::write-cpu stream profile)
        (loop for (name function) in '(("events" profile::write-events)
                                       ("counters" profile::write-counters)
                                       ("allocation" profile::write-allocation)

@@ -202,7 +202,7 @@ running, since it would neither run again nor end."
   (with-background (background)
     (let ((job (add-job background #'list)))
       (is (null (support:lockless (clgrpc.loop::background-lock background)
-                                  `(add-job ,background list) `(wake-job ,job) `(end-job ,job)
+                                  `(add-job ,background ,#'list) `(wake-job ,job) `(end-job ,job)
                                   `(clgrpc.loop::take-due ,background)
                                   `(clgrpc.loop::ensure-waiting ,background)
                                   `(end-background ,background)))))))

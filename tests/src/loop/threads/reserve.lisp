@@ -445,7 +445,7 @@ as before."
          (worker (clgrpc.loop::make-worker :function nil :quota root)))
     (is (null (support:lockless (clgrpc.loop::reserve-lock reserve)
                                 `(clgrpc.loop::reserve-thread-p ,reserve)
-                                `(run-on-reserve ,reserve list)
+                                `(run-on-reserve ,reserve ,#'list)
                                 `(quota-open-p ,reserve ,root)
                                 `(charge-thread ,reserve 1 ,(constantly nil))
                                 `(clgrpc.loop::count-runner ,reserve 1 ,(constantly nil))
