@@ -30,7 +30,8 @@ package."))
            #:test-layer #:tests-failed #:tests-failed-suites
            #:at-length #:patient-seconds #:wait-until #:eventually #:exhausting-a-stack
            #:skip-on-slow-machine
-           #:lockless #:interrupt-again-and-again #:interrupt-at-each-call #:walk-octets #:unprintable
+           #:lockless #:interrupt-again-and-again #:interrupt-at-each-call
+           #:walk-octets #:unprintable
            #:check-record #:call-outcomes #:renew-records #:replaced
            #:make-socket #:close-socket #:connect-socket #:with-silent-listener
            #:call-with-served-sockets #:with-served-sockets)

@@ -49,7 +49,7 @@
 
 (test counts-of-a-run
   "Calls by status, server and method, by the seconds of all generators; octets before the first
-second do not count, and of the calls that are reported singly every other one is dropped if there are
+second do not count, and every other call is left out of those that are reported singly if these are
 too many."
   (flet ((tally (&rest calls)
            (let ((tally (load::make-tally :most-samples 2 :sent-octets 5 :received-octets 7
