@@ -74,7 +74,7 @@
 
 (defun call-outcomes (calls)
   "A text with what each of CALLS, lists of a function's name and arguments, returns or signals."
-  (let ((*print-pretty* nil) (*print-case* :downcase))
+  (let ((*print-pretty* nil) (*print-case* :downcase) (*package* (find-package '#:common-lisp)))
     (format nil "~:{~S~%  ~A~%~}"
             (loop for (name . arguments) in calls
                   collect (list (cons name arguments)
