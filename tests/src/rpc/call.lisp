@@ -66,6 +66,17 @@ and then."
     (rpc:note-failed-attempt call 0 nil :unavailable "" 0)
     (is (= 34 (rpc::ending-attempts (rpc::call-ending call))))))
 
+(test room-that-cannot-be-kept-is-given-back
+  "If the thread cannot take again what it has released for the wait, or is unwound then."
+  (dolist (end (list (constantly nil) (lambda () (throw 'unwound nil))))
+    (let ((settled '()))
+      (with-replaced (('rpc::promise-p (constantly nil)) ('rpc::await-promise (constantly t))
+                      ('loop:prepare-to-wait (fn (_function wait) (funcall wait) (funcall end)))
+                      ('settle-octets (fn (_function octets) (push octets settled) 0)))
+        (catch 'unwound
+          (signals status:resource-exhausted (rpc::ensure-promise (new-call) 5 nil nil))))
+      (is (equal '(5) settled)))))
+
 (test half-closed
   "After the last message RECEIVE returns nil, however often it is called."
   (let ((call (new-call)))

@@ -226,6 +226,7 @@ message set, and in a field of a message without its own coders."
     (is (member field (extension-fields 'clgrpc.test.extension:base)))
     (is (= 300 (field-value (everything) field)))
     (is (null (find-extension "clgrpc.test.extension.nothing")))
+    (signals error (clgrpc.protobuf::find-linked "clgrpc.test.extension.Nothing"))
     (is (null (find-extension-number "clgrpc.test.extension.Base" 98)))
     (signals misuse (field-value (everything) "[clgrpc.test.extension.nothing]"))
     (signals misuse (field-value (part) "[clgrpc.test.extension.count]"))))

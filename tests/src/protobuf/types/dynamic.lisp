@@ -23,6 +23,8 @@
 (test dynamic-messages-like-compiled-ones
   (let ((pool (pool-of "all.proto" "legacy.proto" "extension.proto")))
     (dolist (message (list (all) (full-message) (everything)
+                           (parse-message 'clgrpc.test.extension:set
+                                          (unhex "0b 10f9bb5e 1a05ca01026869 0c"))
                            (parse-text-message "clgrpc.test.legacy.Legacy"
                                                "Part { size: 1 } levels: [LOW, HIGH] Piece { }
                                                 by_number { key: 1 value: TWO } ratio: nan"
