@@ -24,6 +24,14 @@
         (raft:install-snapshot peer (header 9) path :chunk-octets 999)
         (is (equalp (some-octets 5000) (received member)))))))
 
+(test parts-of-a-snapshot-have-their-length
+  (flet ((part (returned)
+           (with-replaced (('raft:read-snapshot (fn (_function _source _offset _count) returned)))
+             (raft::read-part :source 0 5))))
+    (is (equalp (some-octets 5) (part (some-octets 5))))
+    (dolist (returned (list (some-octets 4) (some-octets 6) '(1 2 3 4 5) nil))
+      (signals error (part returned)))))
+
 (test a-snapshot-is-refused
   "By a member of a later term, which is told by the response."
   (let ((member (make-instance 'member :term 9)))

@@ -158,3 +158,15 @@ has addresses."
           (is (eq told (clgrpc.discovery::service-watcher-told service-watcher)))
           (put-server (second servers))
           (is-true (answers-p channel '(0 1))))))))
+
+(test the-lock-of-a-service-watcher-is-taken
+  (with-memory (engine)
+    (let ((service-watcher (discovery::%make-service-watcher
+                            :place *etcd* :etcd *etcd* :name "n"
+                            :endpoint-table (discovery::make-endpoint-table "n"))))
+      (is (null (support:lockless (discovery::service-watcher-lock service-watcher)
+                                  `(discovery::tell ,service-watcher :failure "no")
+                                  `(discovery::tell-news ,service-watcher)
+                                  `(discovery::detach-resolver nil ,service-watcher))))
+      (is (null (support:lockless discovery::**service-watchers-lock**
+                                  `(discovery::detach-resolver nil ,service-watcher)))))))
