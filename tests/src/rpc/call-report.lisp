@@ -21,10 +21,3 @@
       (is (equal "2, DEADLINE_EXCEEDED from a:1 after 1.500 s, ABORTED after 1.500 s"
                  (failed 1 nil :aborted)))
       (is (equal 9 (parse-integer (failed 8 nil :aborted) :junk-allowed t))))))
-
-(test stages-have-texts
-  (loop for (role . stages) in '((:client :resolve :connect :handshake :back-off :answer :begin
-                                  :credentials :queue :send :wait :receive)
-                                 (:server :receive :queue :answer :send))
-        do (dolist (stage stages) (is (stringp (rpc::stage-text role stage)))))
-  (is (null (rpc::stage-text :client nil))))

@@ -195,9 +195,3 @@ has come."
                                   `(workflow::add-ready ,list "k" 0 "w" 1)
                                   `(workflow::remove-ready ,list "w" 1)
                                   `(workflow::end-ready-list ,list)))))))
-
-(test shards-have-numbers-in-keys
-  (is (equal `(0 ,(1- workflow::+shards+) nil nil nil)
-             (mapcar #'workflow::shard-number
-                     (list "0" (format nil "~X" (1- workflow::+shards+))
-                           (format nil "~X" workflow::+shards+) "-1" nil)))))
