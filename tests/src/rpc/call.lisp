@@ -69,10 +69,18 @@ and then."
 (test room-that-cannot-be-kept-is-given-back
   "If the thread cannot take again what it has released for the wait, or is unwound then."
   (dolist (end (list (constantly nil) (lambda () (throw 'unwound nil))))
-    (let ((settled '()))
+    (let ((settled '()) (thread sb-thread:*current-thread*))
       (with-replaced (('rpc::promise-p (constantly nil)) ('rpc::await-promise (constantly t))
-                      ('loop:prepare-to-wait (fn (_function wait) (funcall wait) (funcall end)))
-                      ('settle-octets (fn (_function octets) (push octets settled) 0)))
+                      ('loop:prepare-to-wait (lambda (function &optional wait)
+                                               (cond ((eq thread sb-thread:*current-thread*)
+                                                      (funcall wait)
+                                                      (funcall end))
+                                                     (t (funcall function wait)))))
+                      ('settle-octets (lambda (function octets)
+                                        (if (eq thread sb-thread:*current-thread*)
+                                            (push octets settled)
+                                            (funcall function octets))
+                                        nil)))
         (catch 'unwound
           (signals status:resource-exhausted (rpc::ensure-promise (new-call) 5 nil nil))))
       (is (equal '(5) settled)))))

@@ -166,8 +166,14 @@
 (test a-loop-is-offered-once-a-lending
   "A thread that is about to wait again requests no second take-over, unless the first was refused."
   (let ((loop (make-event-loop)) (batons (list 9 9 9 10)) (outcomes (list nil t t)))
-    (with-replaced (('clgrpc.loop::own-lending (fn (_function _loop) (pop batons)))
-                    ('clgrpc.loop::request-takeover (fn (&rest _arguments) (pop outcomes))))
+    (with-replaced (('clgrpc.loop::own-lending (lambda (function other)
+                                                 (if (eq loop other)
+                                                     (pop batons)
+                                                     (funcall function other))))
+                    ('clgrpc.loop::request-takeover (lambda (function other &rest more)
+                                                      (if (eq loop other)
+                                                          (pop outcomes)
+                                                          (apply function other more)))))
       (let ((clgrpc.loop::*event-loop* loop))
         (is (equal '(nil t t t) (loop repeat 4 collect (and (prepare-to-wait) t)))))
       (is (null outcomes)))
