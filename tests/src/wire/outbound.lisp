@@ -147,3 +147,14 @@ long message."
       (wire::refuse-to-send call)
       (memory:run-turns memory:*world*)
       (is (= 1 count)))))
+
+(test links-are-crowded-while-much-waits-for-their-peer
+  (with-link (link)
+    (let ((call (calls 1)))
+      (is-false (rpc:operate crowded call))
+      (on-loop (lambda () (rpc:send call (letter 200000))))
+      (memory:said)
+      (is-true (rpc:operate crowded call))
+      (memory:hears '(:window-update 1 200000) '(:window-update 0 200000))
+      (memory:said)
+      (is-false (rpc:operate crowded call)))))

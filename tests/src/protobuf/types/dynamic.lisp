@@ -23,8 +23,6 @@
 (test dynamic-messages-like-compiled-ones
   (let ((pool (pool-of "all.proto" "legacy.proto" "extension.proto")))
     (dolist (message (list (all) (full-message) (everything)
-                           (parse-message 'clgrpc.test.extension:set
-                                          (unhex "0b 10f9bb5e 1a05ca01026869 0c"))
                            (parse-text-message "clgrpc.test.legacy.Legacy"
                                                "Part { size: 1 } levels: [LOW, HIGH] Piece { }
                                                 by_number { key: 1 value: TWO } ratio: nan"
@@ -104,6 +102,21 @@
     (is (null (find-descriptor "clgrpc.test.scratch.UnseenType")))
     (dolist (name '("UNSEEN-TYPE" "UNSEEN-FIELD" "E-ZERO-UNSEEN"))
       (is (null (find-all-symbols name)) "~A" name))))
+
+(test message-sets-of-pools
+  "An extension of a message set that only the pool declares is read and written as an item."
+  (let* ((file (protobuf::link-file
+                (protobuf::parse-proto
+                 "syntax = 'proto2'; package clgrpc.test.sets;
+                  message Set { option message_set_wire_format = true; extensions 4 to max; }
+                  message Item { optional string text = 1; extend Set { optional Item item = 5; } }"
+                 "sets.proto")
+                (constantly nil) '()))
+         (type (find-pool-type (make-type-pool (descriptor-set-octets (list file)))
+                               "clgrpc.test.sets.Set"))
+         (octets (unhex "0b 1005 1a04 0a026869 0c")))
+    (is (search "hi" (message-json (parse-message type octets))))
+    (is (equalp octets (serialize (parse-message type octets))))))
 
 (defun length-delimited (number octets)
   "The field NUMBER with OCTETS, fewer than 128."
