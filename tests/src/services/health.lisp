@@ -127,7 +127,7 @@
                        collect (list level (getf plist :name) (getf plist :likely-name)))))))
 
 (test long-lists-are-refused
-  "A hundred services, of which three are the server's own, are listed; with one more the list is refused."
+  "A hundred services are listed, three of them the server's own; a longer list is refused."
   (with-health (server service channel)
     (loop for i below 98
           for refused = (caught (health-methods:list channel (health:make-health-list-request)
