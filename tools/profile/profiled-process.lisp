@@ -123,9 +123,9 @@ SECONDS signal a PROFILE-ERROR, whose text is that WHAT has not come."
 
 (defun running-subject (pid)
   "A SUBJECT for the process PID, which runs already."
-  (unless (probe-file (format nil "/proc/~D/stat" pid)) (fail "there is no process ~D" pid))
+  (unless (probe-file (format nil "/proc/~D/stat" pid)) (fail "process ~D does not exist" pid))
   (unless (runs-p pid)
-    (fail "the process ~D has ended, or this user may not read how its memory is mapped" pid))
+    (fail "process ~D has ended, or this user may not read how its memory is mapped" pid))
   (make-subject :pid pid))
 
 (defun thread-ids (pid)
