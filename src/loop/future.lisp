@@ -175,12 +175,43 @@ condition."
   (declare (type function function))
   (multiple-value-call function (future-outcome future)))
 
+;;; A function attached to one future may settle another one, whose functions settle a third, and so
+;;; on. Each of these futures takes some of the control stack. Once half of the stack is used, the
+;;; functions are postponed: they run when the outermost function has returned, or when this thread
+;;; is about to wait for a future.
+
+(declaim (type (or null fifo (eql :none)) *postponed*))
+(defvar *postponed* nil
+  "While this thread runs functions attached to futures: those that it has postponed, or :none.")
+
+(defun run-postponed ()
+  "Call the functions that this thread has postponed; call all of them, even if one is left by a
+non-local exit."
+  (let ((postponed *postponed*))
+    (when (typep postponed 'fifo)
+      (unwind-protect (loop for function = (dequeue postponed)
+                            while function do (funcall (the function function)))
+        (when (fifo-items postponed) (run-postponed))))))
+
+(defun run-attached (future function)
+  "Do the work of RUN-COMPLETION now, on this thread."
+  (guarding (:completion-error :future future)
+    (passing-timeouts (call-with-outcome future function))))
+
 (defgeneric run-completion (future function)
   (:documentation "Call FUNCTION with the outcome of FUTURE, which is settled, on a thread that may
 run users' functions.")
   (:method ((future future) function)
-    (guarding (:completion-error :future future)
-      (passing-timeouts (call-with-outcome future function)))))
+    (cond ((null *postponed*)
+           (let ((*postponed* :none))
+             (unwind-protect (run-attached future function)
+               (run-postponed))))
+          ((os:stack-half-used-p)
+           (enqueue (lambda () (run-attached future function))
+                    (if (typep *postponed* 'fifo)
+                        *postponed*
+                        (setf *postponed* (make-fifo)))))
+          (t (run-attached future function)))))
 
 ;;; Using the value
 
@@ -225,8 +256,10 @@ loop or has stopped."
 nil or, if FUTURE was rejected, its condition; the value is nil then. FUNCTION runs on the loop ON
 if ON is given; if ON has stopped by then, FUNCTION is not called, and the event
 completion-not-called is logged. Without ON, FUNCTION runs on a reserve thread if FUTURE is a call,
-else on the thread that settles FUTURE. Return FUTURE. Signal MISUSE if ON has stopped, or for wrong
-arguments. From any thread."
+else on the thread that settles FUTURE. If attached functions settle futures whose functions settle
+others, and so on, until half of the control stack is used, the further functions run once the first
+one has returned. Return FUTURE. Signal MISUSE if ON has stopped, or for wrong arguments. From any
+thread."
   (unless (or (functionp function)
               (and function (symbolp function) (fboundp function)))
     (misuse "ATTACH takes a future and a function of its value and its error, not ~S." function))
@@ -276,6 +309,7 @@ LEAVE-FUTURE; otherwise FUTURE would keep FUNCTION until it is settled."
 (defun await-settlement (future timeout-seconds)
   "Wait until FUTURE is settled. If TIMEOUT-SECONDS is not nil, signal AWAIT-TIMEOUT after that
 time."
+  (run-postponed)                       ; one of these functions may settle FUTURE
   (unless (future-done-p future)
     (unless (prepare-to-wait) (misuse "This thread runs a loop, and must not wait for ~A." future))
     (let* ((settled (sb-thread:make-semaphore :name "clgrpc future"))

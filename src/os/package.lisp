@@ -51,7 +51,7 @@
    ;; futex.lisp
    #:futex #:make-futex #:wait-for-futex #:wake-futex
    ;; stack.lisp
-   #:protect-stack-end
+   #:protect-stack-end #:stack-half-used-p
    ;; processor.lisp
    #:processor-count #:processor-limit
    ;; process.lisp

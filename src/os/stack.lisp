@@ -1,4 +1,4 @@
-;;;; The end of the stack. When a stack overflows SBCL signals STORAGE-CONDITION in the reserve
+;;;; The stack and its end. When a stack overflows SBCL signals STORAGE-CONDITION in the reserve
 ;;;; after the guard page, and removes that page's protection. SBCL restores the protection only
 ;;;; when the page before the guard page is touched on the way back, and then only the next time
 ;;;; that the stack is as deep as that. If the thread ends before that, SBCL 2.2.9 gives its stack
@@ -24,6 +24,15 @@ is near that page. The contents of a page far beyond the end of the stack are un
               #+x86-64 sb-vm:*control-stack-start* #-x86-64 sb-vm:*control-stack-end*)))
     #+x86-64 (and (< (+ end (* 4 page) 64) sp) (+ end (* 2 page) 64))
     #-x86-64 (and (< sp (- end (* 5 page))) (+ (- end (* 3 page)) 64))))
+
+(defun stack-half-used-p ()
+  "True if this thread has used more than half of its control stack."
+  (let ((sp (sap-int (sb-kernel:current-sp)))
+        (middle (ash (+ (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*)
+                        (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*))
+                     -1)))
+    #+x86-64 (< sp middle)
+    #-x86-64 (< middle sp)))
 
 (defun protect-stack-end ()
   "Guard the end of this thread's stack again, if the stack has overflowed and was unwound. Call

@@ -94,6 +94,52 @@
     (signals misuse (attach (make-future) #'list :on loop))
     (signals misuse (attach (make-future) #'list :on 'loop))))
 
+(test chains-of-futures-need-no-stack
+  "Each function settles the next of very many futures, or attaches a function to a future that is
+settled already: all are called in order, even if one is left by a non-local exit."
+  (let* ((count 50000)
+         (futures (coerce (loop repeat (1+ count) collect (make-future)) 'vector))
+         (seen '()))
+    (dotimes (i count)
+      (let ((i i))
+        (attach (aref futures i) (fn (value _error)
+                                   (push value seen)
+                                   (resolve-future (aref futures (1+ i)) (1+ value))
+                                   (when (= i 777) (throw 'out :left))))))
+    (is (eq :left (catch 'out (resolve-future (aref futures 0) 0))))
+    (is (= count (length seen)))
+    (is (apply #'> (subseq seen 0 1000)))
+    (is (equal (list count) (outcome (aref futures count)))))
+  (let ((count 0) (settled (make-future)))
+    (resolve-future settled)
+    (labels ((again (value error)
+               (declare (ignore value error))
+               (when (< (incf count) 50000) (attach settled #'again))))
+      (attach settled #'again))
+    (is (= 50000 count))))
+
+(test postponed-functions-run-before-a-wait
+  "A function that waits for a future which a postponed function settles does not wait for ever."
+  (let* ((count 50000)
+         (futures (coerce (loop repeat count collect (make-future)) 'vector))
+         (reached 0)
+         (found nil))
+    (dotimes (i count)
+      (let ((i i))
+        (attach (aref futures i)
+                (fn (_value _error)
+                  (setf reached i)
+                  (when (< (1+ i) count)
+                    (resolve-future (aref futures (1+ i)))
+                    (when (and (= reached i) (null found)) ; the next function is postponed
+                      (let ((end (make-future)))
+                        (setf found t)
+                        (attach (aref futures (1+ i)) (fn (_value _error) (resolve-future end i)))
+                        (setf found (outcome end)))))))))
+    (resolve-future (aref futures 0))
+    (is (integerp (first found)))
+    (is (= (1- count) reached))))
+
 (test timeouts-pass-attached-functions
   "The time of a WITH-TIMEOUT around code that settles a future may end while an attached function
 runs; its user gets the timeout, and the other functions are called."
