@@ -7,13 +7,13 @@
 ;;;; hundredth of the time. A process that keeps what it conses (a large table whose entries are
 ;;;; replaced) has long collections, for which all threads wait, and a larger nursery makes them
 ;;;; longer. So the nursery of such a process becomes smaller while collections take less than a
-;;;; hundredth of the time.
+;;;; two-hundredth of the time.
 ;;;;
 ;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls these
 ;;;; functions). A process that conses little is QUIET; a process without work is idle. In both
 ;;;; states it collects young objects and returns all free pages; then, if the gain is worth the
 ;;;; time, it makes a full collection. A quiet process makes the full collection only if that takes
-;;;; at most 20 ms. Free pages are returned by STEPS of a few milliseconds, each with the world
+;;;; at most 20 ms. Free pages are returned by STEPS of about a millisecond, each with the world
 ;;;; stopped, and between two steps other threads run. SBCL would return all free pages at the end
 ;;;; of a collection; for a gigabyte of them the process would stop for 60 ms.
 ;;;;
@@ -101,8 +101,8 @@ collection."
 Servers, and clients with much work, should call this function; a library should not. The process
 allocates 64 MB between two collections at first. This size is then adapted to the time that
 collections take. It becomes 200 MB when they take more than 1 % of the time (2 % if one takes more
-than 10 ms). It shrinks, to 8 MB at least, when they take less than 1 % of the time but one takes
-more than 10 ms. It is never more than a tenth of the heap. A size that the user sets afterwards
+than 10 ms). It shrinks, to 8 MB at least, when they take less than 0.5 % of the time but one
+takes more than 10 ms. It is never more than a tenth of the heap. A size that the user sets afterwards
 stays. Objects that have survived one or two collections are collected again when they have grown by
 as many octets as are allocated between two collections, but at most 64 MB. Older objects are
 collected again when they have grown by an eighth of the heap. The process returns memory to the
@@ -181,7 +181,7 @@ collected or made garbage since the last GIVE-MEMORY-BACK."
 (defconstant +step-octets+ (* 4 1024 1024)
   "The length in octets of the ranges in which free pages are returned; a range takes a quarter of a
 millisecond.")
-(defconstant +step-ns+ 4000000
+(defconstant +step-ns+ 1000000
   "The time in nanoseconds after which a step ends when it has finished the present range.")
 (defconstant +pause-seconds+ 0.005
   "The time in seconds for which other threads run between two steps.")
@@ -362,7 +362,7 @@ Therefore a nursery that was doubled because its collections are short is not ha
                  ((< octets +nursery-octets+) (min +nursery-octets+ (* 2 octets)))
                  (t +most-nursery-octets+)))
           (larger (if (< share (if long 1/200 1/400)) +nursery-octets+ octets))
-          (long (max +least-nursery-octets+ (ash octets -1)))
+          (long (if (< share 1/200) (max +least-nursery-octets+ (ash octets -1)) octets))
           ((< (* 2 ns) +long-collection-ns+) (min +nursery-octets+ (* 2 octets)))
           (t octets))))
 

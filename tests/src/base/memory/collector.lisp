@@ -186,7 +186,9 @@ four-hundredth, and smaller while each takes more than 10 ms; a size set by the 
     (is (equal '(40 40 40) (fitting 20 4 0 1/100 11/1000)))
     (is (equal '(20 20 40) (fitting 20 5 0 1/100 11/1000)))
     (is (equal '(64 40 64) (append (fitting 40 4 0) (fitting 40 5 0) (fitting 40 5 11/1000))))
-    (is (equal '(20 20 40 64) (fitting 40 11 0 1/100 1/50 21/1000)))
+    (is (equal '(20 20 40 40 40 64) (fitting 40 11 0 1/201 1/200 1/100 1/50 21/1000)))
+    ;; half of it might take twice the share, in collections of 6 ms, and would be doubled again
+    (is (equal '(64 64) (append (fitting 64 11 99/10000) (fitting 32 6 198/10000))))
     (is (equal '(8 8 8 16) (fitting 8 11 0 1/100 1/50 21/1000))))
   (with-tuned-collector
     (tune-collector)
