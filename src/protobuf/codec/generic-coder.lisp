@@ -14,22 +14,27 @@
   (slot nil :type slot)                 ; the slot
   (items '() :type list))               ; values of READ-ITEMS; for a map, ranges of entries
 
-(defun enter-message (layout at reading)
-  "A fresh message of LAYOUT, if READING allows another message at AT."
+(defun message-octets-of (layout)
+  "The memory of a message of LAYOUT that a reader charges: of the same structure, as much as a
+compiled reader does."
+  (if (layout-structure layout)
+      (instance-octets (layout-structure layout))
+      (* 8 (+ 8 (length (layout-slots layout))))))
+
+(defun enter-message (layout memory at reading)
+  "A fresh message of LAYOUT, which takes MEMORY, if READING allows another message at AT."
   (when (minusp (decf (reading-depth reading))) (fail-recursion at))
-  (when (minusp (decf (reading-allowance reading) (* 8 (+ 8 (length (layout-slots layout))))))
-    (fail-allowance at))
+  (when (minusp (decf (reading-allowance reading) memory)) (fail-allowance at))
   (funcall (the function (layout-maker layout))))
 
-(defun read-generic (layout table octets at end reading)
+(defun read-generic (layout table memory octets at end reading)
   "Read a message of LAYOUT; TABLE has the places of its slots by number. Return nil to give up and
-read again. For a message without fields only its own memory is charged to READING."
+read again. Only the message's own MEMORY is charged to READING."
   (declare (type octets octets) (type index at end))
-  (let* ((message (enter-message layout at reading))
+  (let* ((message (enter-message layout memory at reading))
          (slots (layout-slots layout))
          (found nil)                    ; the GATHERED of each slot that has occurred
          (latest nil)                   ; a table from oneofs to their last GATHERED, or nil
-         (replaced '())                 ; the GATHERED of members that others have replaced
          (order '()) (ranges '()))
     (flet ((gather (place items)
              (unless found (setf found (make-array (length slots) :initial-element nil)))
@@ -41,8 +46,10 @@ read again. For a message without fields only its own memory is charged to READI
                  (unless latest (setf latest (make-hash-table :test 'eq)))
                  (let ((other (gethash oneof latest)))
                    (when (and other (not (eq other gathered)))
-                     (when (eq :message (slot-kind (gathered-slot other)))
-                       (push (copy-gathered other) replaced)) ; is read: it must be valid
+                     (when (eq :message (slot-kind (gathered-slot other))) ; it must be valid
+                       (or (read-pieces (slot-type-object (gathered-slot other)) octets
+                                        (gathered-items other) reading)
+                           (return-from read-generic nil)))
                      (setf (gathered-items other) '())))
                  (setf (gethash oneof latest) gathered))
                (setf (gathered-items gathered) (nconc items (gathered-items gathered))))))
@@ -56,7 +63,7 @@ read again. For a message without fields only its own memory is charged to READI
                    (cond ((keywordp items) (setf ranges (note-range ranges start at)))
                          (t (when items (gather place items))
                             (setf ranges (append unknown ranges))))))))
-    (dolist (gathered (append replaced order))
+    (dolist (gathered order)
       (let ((unknown (or (fill-field message gathered octets reading)
                          (return-from read-generic nil))))
         (when (consp unknown) (setf ranges (append unknown ranges)))))
@@ -191,12 +198,14 @@ the position after it."
   "Add a reader, a sizer and a writer to LAYOUT, which already has a type, slots and a maker."
   (let* ((slots (layout-slots layout)) (name (message-type-name (layout-type layout)))
          (ordered (sort (coerce slots 'list) #'< :key #'slot-number))
+         (memory (message-octets-of layout))
          (table (make-hash-table)))
     (loop for slot across slots
           for place from 0
           do (setf (gethash (slot-number slot) table) place))
     (setf (layout-reader layout)
-          (lambda (octets at end reading) (read-generic layout table octets at end reading))
+          (lambda (octets at end reading)
+            (read-generic layout table memory octets at end reading))
           (layout-sizer layout)
           (lambda (message)
             (if (of-layout-p message layout)

@@ -58,6 +58,30 @@ that begins in one piece of a message and ends in the next."
     (signals protobuf-error (parse-message "clgrpc.test.All" (unhex octets)) "~A" octets)
     (signals protobuf-error (parse-message "clgrpc.small.All" (unhex octets)) "~A" octets)))
 
+(defun least-room (type octets)
+  "The least :DECODED-OCTETS, a multiple of 8, with which OCTETS can be read as a message of TYPE."
+  (loop for room from 0 by 8
+        when (handler-case (protobuf::parse-octets (find-message-type type) octets 0 (length octets)
+                                                   :decoded-octets room)
+               (protobuf-error () nil))
+          return room))
+
+(test both-kinds-of-coder-charge-the-same-memory
+  "This includes messages that another member of their oneof replaces again and again."
+  (loop for (definer package) in '((define "clgrpc.charged.quick")
+                                   (define-small "clgrpc.charged.light"))
+        do (funcall definer (format nil "~A.proto" package)
+                    (format nil "syntax = 'proto3'; package ~A; message E { } message S { int32 a ~
+                                 = 1; } message M { oneof pick { E e = 1; S s = 2; int32 i = 3; ~
+                                 E f = 4; } }"
+                            package)))
+  (dolist (pattern '("0a00 2200" "0a00 1801" "1200 1801" "12020801 0a00"))
+    (let* ((octets (apply #'concatenate 'octets
+                          (make-list 100 :initial-element (unhex pattern))))
+           (quick (least-room "clgrpc.charged.quick.M" octets)))
+      (is (< 0 quick))
+      (is (= quick (least-room "clgrpc.charged.light.M" octets)) "~A" pattern))))
+
 (test messages-for-little-code-survive-a-new-definition
   "A message made before its type was redefined is written with the new definition's fields."
   (flet ((define-note (fields)
