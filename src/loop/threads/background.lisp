@@ -178,14 +178,27 @@ thread."
         until (background-ended background)
         do (mapc #'dispatch-job jobs)))
 
+(defconstant +no-thread-seconds+ 1
+  "After this time a thread that the system could not make is requested again.")
+
 (defun ensure-waiting (background)
-  "Start the thread of BACKGROUND that waits until jobs are due, unless it runs."
-  (sb-thread:with-mutex ((background-lock background))
-    (unless (or (background-ended background) (background-started background))
-      (setf (background-thread background)
-            (start-thread (lambda () (run-background background)) (background-name background)
-                          (background-world background))
-            (background-started background) t))))
+  "Start the thread of BACKGROUND that waits until jobs are due, unless it runs. If the system has
+no further thread, try again after a second. From a thread of the reserve."
+  (let ((failure (sb-thread:with-mutex ((background-lock background))
+                   (unless (or (background-ended background) (background-started background))
+                     (handler-case (start-thread (lambda () (run-background background))
+                                                 (background-name background)
+                                                 (background-world background))
+                       (error (error) error)
+                       (:no-error (thread)
+                         (setf (background-thread background) thread
+                               (background-started background) t)
+                         nil))))))
+    (when failure
+      (log-event :error :no-reserve-thread :reserve (background-reserve background)
+                                           :condition failure)
+      (world-sleep +no-thread-seconds+)
+      (run-in-background background (lambda () (ensure-waiting background))))))
 
 (defun end-background (background &key (seconds +background-ending-seconds+))
   "End all jobs of BACKGROUND and its threads, and wait for them, at most SECONDS: if a function has

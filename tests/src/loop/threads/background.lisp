@@ -32,6 +32,24 @@
                                (add-job background #'list)))
              "a background that has ended takes no jobs")))
 
+(test jobs-run-again-although-no-thread-could-be-made
+  "If the thread that waits for due jobs cannot be made, it is made later."
+  (with-background (background)
+    (let ((ran (sb-thread:make-semaphore)) (refused nil))
+      (with-logged (told :no-reserve-thread)
+        (with-replaced (('loop:start-thread
+                         (lambda (function &rest arguments)
+                           (if (and (equal "tests background" (second arguments))
+                                    (not (shiftf refused t)))
+                               (error "The system has no further thread.")
+                               (apply function arguments)))))
+          (wake-job (add-job background (lambda ()
+                                          (sb-thread:signal-semaphore ran)
+                                          1/1000)))
+          (is-true (await ran 3)))
+        (is-true refused)
+        (is (= 1 (length (told))))))))
+
 (test a-job-never-runs-twice-at-once
   "A job that is woken while it runs, once or several times, runs once more."
   (with-background (background)
