@@ -274,13 +274,19 @@ their owner. The functions of these attempts are not called afterwards. On the l
                                   (funcall (connector-on-done connector) byte-channel condition)))))
       (when (and failure byte-channel) (close-unowned loop byte-channel failure)))))
 
+(defconstant +told-failures+ 8
+  "The most failures that the reason of a CONNECT-ERROR names: a target may have very many
+addresses.")
+
 (defun fail-connector (connector)
   (unless (connector-done connector)
-    (end-connector connector nil
-                   (make-condition
-                    (connector-failure-class connector)
-                    :operation "connect to"
-                    :address (connector-name connector)
-                    :reason (format nil "~{~A~^; ~}"
-                                    (remove-duplicates (reverse (connector-failures connector))
-                                                       :test #'string=))))))
+    (let* ((failures (remove-duplicates (reverse (connector-failures connector)) :test #'equal))
+           (told (min +told-failures+ (length failures)))
+           (more (- (length failures) told)))
+      (end-connector connector nil
+                     (make-condition
+                      (connector-failure-class connector)
+                      :operation "connect to"
+                      :address (connector-name connector)
+                      :reason (format nil "~{~A~^; ~}~[~:;~:*; and ~D more failures~]"
+                                      (subseq failures 0 told) more))))))

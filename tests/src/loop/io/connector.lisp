@@ -335,6 +335,21 @@ of its own that requests the same name gets its answer."
                      (:attempt ,peer nil))
                    (reverse progress)))))))
 
+(test a-failure-of-very-many-addresses-has-a-short-text
+  (with-loops (loop) ()
+    (let ((closed (closed-port)) (failure nil) (done (sb-thread:make-semaphore)))
+      (connect-addresses loop "somebody"
+                         (loop for i from 1 to 200
+                               collect (os:make-address (format nil "127.0.0.~D" i) closed))
+                         (seconds-ns 60)
+                         (fn (_byte-channel condition)
+                           (setf failure condition)
+                           (sb-thread:signal-semaphore done)))
+      (is-true (await done))
+      (let ((text (princ-to-string failure)))
+        (is (search (format nil "refused (127.0.0.8:~D); and 192 more failures" closed) text))
+        (is (< (length text) 1000))))))
+
 (defun call-with-candidates (function)
   "Call FUNCTION with a loop, a connector to two listeners, a function that returns the byte
 channels that were candidates, latest first, and one that returns the condition of its end."
