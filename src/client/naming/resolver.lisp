@@ -226,13 +226,19 @@ other method has returned.")
         (start-errands resolver)))))
 
 (defun start-errands (resolver)
-  "Call the functions in RESOLVER's queue on a reserve thread. RUNNING is true."
+  "Call the functions in RESOLVER's queue on a reserve thread. RUNNING is true. If no thread is
+free, the functions wait for the next request: RESOLVE-NOW alone need not find any address."
   (unless (loop:run-on-resolver (resolver-loop resolver) (lambda () (run-errands resolver)))
     (sb-thread:with-mutex ((resolver-lock resolver))
-      (clear-fifo (resolver-errands resolver))
-      (setf (resolver-running resolver) nil
-            (resolver-asked resolver) nil))
+      (setf (resolver-running resolver) nil))
     (push-failure resolver "no thread is free for the resolver")))
+
+(defun ensure-errands (resolver)
+  "If RESOLVER's queue has functions and no thread calls them, let a thread do so."
+  (when (sb-thread:with-mutex ((resolver-lock resolver))
+          (and (fifo-items (resolver-errands resolver))
+               (not (shiftf (resolver-running resolver) t))))
+    (start-errands resolver)))
 
 (defun send-on-errand (resolver function)
   "Call FUNCTION with RESOLVER on a reserve thread, after the functions queued before. An error in
@@ -241,10 +247,9 @@ FUNCTION counts as a failure to resolve."
            (let ((error (nth-value 1 (loop:guarding (:resolver-error :resolver resolver)
                                        (funcall (the function function) resolver)))))
              (when error (push-failure resolver (bounded-text error))))))
-    (when (sb-thread:with-mutex ((resolver-lock resolver))
-            (enqueue #'errand (resolver-errands resolver))
-            (not (shiftf (resolver-running resolver) t)))
-      (start-errands resolver)))
+    (sb-thread:with-mutex ((resolver-lock resolver))
+      (enqueue #'errand (resolver-errands resolver))))
+  (ensure-errands resolver)
   nil)
 
 (defmethod begin-resolving ((resolver user-resolver))
@@ -256,10 +261,11 @@ FUNCTION counts as a failure to resolve."
   (flet ((asked (new)
            (sb-thread:with-mutex ((resolver-lock resolver))
              (shiftf (resolver-asked resolver) new))))
-    (unless (asked t)
-      (send-on-errand resolver (lambda (resolver)
-                                 (asked nil)
-                                 (resolve-now resolver))))))
+    (if (asked t)
+        (ensure-errands resolver)
+        (send-on-errand resolver (lambda (resolver)
+                                   (asked nil)
+                                   (resolve-now resolver))))))
 
 (defmethod end-resolving ((resolver user-resolver))
   (send-on-errand resolver #'stop-resolver))

@@ -130,6 +130,21 @@ loop."
                  (second (deeds))))
       (is (= 1 (length (events-of :resolver-error)))))))
 
+(test resolvers-start-later-if-no-thread-is-free
+  "A resolver that could not be started is started at the channel's next request."
+  (with-resolvers (loop)
+    (let ((requests 0))
+      (with-replaced (('loop:run-on-resolver (fn (function loop errands)
+                                               (and (< 2 (incf requests))
+                                                    (funcall function loop errands)))))
+        (let ((resolver (run-flock loop "flock:x")))
+          (eventually (= 1 (length (deeds))))
+          (is (search "no thread is free" (third (first (deeds)))))
+          (loop repeat 2
+                do (loop:post loop (lambda () (client:resolve-again resolver))))
+          (eventually (= 6 (length (deeds))))
+          (is (equal '(:start :now) (remove :told (mapcar #'first (deeds))))))))))
+
 (grpc:define-resolver stray "stray" ()
   (:documentation "A resolver whose method does not return."))
 
