@@ -467,7 +467,8 @@ the shortest wait."
                         (alexandria:hash-table-keys (core-retrying core))
                         (alexandria:hash-table-keys (core-asking core))))
     (rpc:abort-as call :channel-closed))
-  (mapc #'abandon-subchannel (core-subchannels core))
+  ;; each ended one would be searched for in the list
+  (mapc #'abandon-subchannel (shiftf (core-subchannels core) '()))
   (close-balancer (core-balancer core)))
 
 (defun close-core (core)

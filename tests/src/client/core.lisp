@@ -19,6 +19,18 @@
       (is (= 1 (puppet-asked puppet)))
       (is (= 2 (length (client::waiting-calls core)))))))
 
+(test the-end-of-a-channel-costs-the-same-for-each-server
+  "A channel to 2,000 servers ends without a search for each of them."
+  (with-core (core puppet :round-robin :options (:max-addresses 2000))
+    (client::wake core)
+    (apply #'tell-backends puppet (loop for port from 1 to 2000
+                                        collect (format nil "127.0.0.1:~D" port)))
+    (is (= 2000 (length (client:core-subchannels core))))
+    (let ((before (sb-ext:get-bytes-consed)))
+      (client::shut-down core)
+      (is (< (- (sb-ext:get-bytes-consed) before) 20000000)))
+    (is (null (client:core-subchannels core)))))
+
 (test calls-fail-with-the-resolver
   "Calls that wait for ready do not fail; each later call fails at once."
   (with-core (core puppet :pick-first)
