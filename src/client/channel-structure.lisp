@@ -84,7 +84,7 @@ number; see stream-queue.lisp."
   "The state of a channel on its loop."
   (name "" :type string :read-only t)   ; the channel's target, as it was given
   (open t :type boolean)                ; true until CLOSE-CHANNEL
-  ;; if the user has dropped the channel, a function that is called when a link ends
+  ;; if the user has dropped the channel, a function that is called when a call or a link ends
   (dropped nil :type (or null function))
   (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t) ; guards CHANGED
   ;; wakes threads that wait for a change of STATE or FAILED-ATTEMPTS

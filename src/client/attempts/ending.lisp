@@ -154,6 +154,8 @@ the deadline is replaced by :deadline-exceeded, with the error as its cause."
     (when (call-retries call) (end-attempts call))
     (when (call-replay call) (drop-replay call))
     (when (client-call-stream call) (reset-attempt (http2:stream-user (client-call-stream call))))
+    (when (core-dropped (client-call-core call)) ; CALL may have waited for a stream
+      (funcall (core-dropped (client-call-core call))))
     (rpc:schedule-callbacks call)))
 
 (defun end-client-call-as (call name &rest how)

@@ -93,6 +93,19 @@ references on this thread's stack would keep them."
         (is (null (grpc:receive call)))
         (is-true (collect-until (lambda () (= descriptors (os:open-descriptor-count)))))))))
 
+(test a-dropped-channel-ends-with-a-call-that-never-had-a-stream
+  "The call waits for a connection when its channel is dropped, and is cancelled."
+  (with-log ()
+    (let* ((call (sb-thread:join-thread
+                  (in-thread (grpc:call-async #'lab.bench:ask
+                                              (grpc:make-channel (free-address) :idle-seconds 0)
+                                              (note 1) :wait-for-ready t :timeout 60))))
+           (core (client::client-call-core call)))
+      (is-true (collect-until (lambda () (client::core-dropped core))))
+      (is-true (client::core-open core))
+      (grpc:cancel call)
+      (eventually (not (client::core-open core))))))
+
 (test calls-leave-nothing
   "Calls that have ended, well or not, are garbage."
   (with-probe (channel) (:ask (lambda (note call)
