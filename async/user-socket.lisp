@@ -57,6 +57,7 @@
   (settings nil :type socket-settings)  ; the settings that its user asked for
   (data nil)                            ; the user's datum
   (early nil :type (or null buffer))    ; output that was written before there was a connection
+  (paused nil :type boolean)            ; it must not be read once there is a connection
   (stream nil)                          ; the socket's ASYNC-IO-STREAM, once that exists
   (timeouts nil :type (or null timeouts)) ; nil while the socket has no time-outs
   (closed nil :type boolean)            ; closed for its user; the connection may still send
@@ -195,6 +196,7 @@ If BYTE-CHANNEL cannot become a connection, close it and signal SOCKET-ERROR or 
                                   :max-unsent-octets (settings-max-unsent settings))
                  made t))
       (unless made (loop:close-byte-channel byte-channel)))
+    (when (%socket-paused socket) (loop:stop-reading (%socket-connection socket)))
     (when (and tls (not (settings-incoming settings)))
       (loop:begin-handshake (%socket-connection socket)))
     (let ((early (shiftf (%socket-early socket) nil)))
@@ -340,13 +342,17 @@ closed."
   "If READ is true, stop reading SOCKET until ENABLE-SOCKET is called. Octets that the peer then
 sends wait in the system's buffers; once these are full, the peer cannot send. On its loop."
   (let ((connection (%socket-connection socket)))
-    (when (and read connection) (loop:stop-reading connection))
+    (when read
+      (setf (%socket-paused socket) t)
+      (when connection (loop:stop-reading connection)))
     nil))
 
 (defun enable-socket (socket &key read)
   "If READ is true, resume reading from SOCKET. On its loop."
   (let ((connection (%socket-connection socket)))
-    (when (and read connection (not (%socket-closed socket))) (loop:start-reading connection))
+    (when read
+      (setf (%socket-paused socket) nil)
+      (when (and connection (not (%socket-closed socket))) (loop:start-reading connection)))
     nil))
 
 ;;; Time-outs
@@ -379,7 +385,9 @@ if SOCKET is closed. On its loop."
                  (make-timeouts :read-timer read-timer :read-ns read-ns :read-at now
                                 :write-timer write-timer :write-ns write-ns :written-at now)))
       (when read-timer (loop:start-timer loop read-timer (time-after read-ns now)))
-      (when (and write-timer (plusp (socket-unsent-octets socket)))
+      ;; while a look is due, later output does not start the timer
+      (when (and write-timer
+                 (or (%socket-awaits socket) (plusp (socket-unsent-octets socket))))
         (setf (%socket-awaits socket) nil)
         (await-output socket))
       nil)))

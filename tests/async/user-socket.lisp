@@ -135,6 +135,20 @@
       (call server #'list :data "hello"))
     (is (equal '(5 :enabled) steps))))
 
+(test reading-can-be-stopped-before-there-is-a-connection
+  (let ((steps '()))
+    (with-server (server #'list :connect-cb (lambda (socket) (write-socket-data socket "hello"))
+                                :event-cb (fn (_event) (close-tcp-server server)))
+      (let ((socket (call server (lambda (socket octets)
+                                   (push (length octets) steps)
+                                   (close-socket socket)))))
+        (disable-socket socket :read t)
+        (delay (lambda ()
+                 (push :enabled steps)
+                 (enable-socket socket :read t))
+               :time 0.05)))
+    (is (equal '(5 :enabled) steps))))
+
 (test failures-that-nobody-takes-are-logged
   (let ((logged '()))
     (with-logged (events)
@@ -184,6 +198,23 @@
                           :connect-cb (lambda (socket)
                                         (delay (lambda () (set-socket-timeouts socket nil 0.1))
                                                :time 0.05))
+                          :event-cb (lambda (event)
+                                      (push (type-of event) told)
+                                      (exit-event-loop)))
+      (delay #'exit-event-loop :time 10))
+    (is (equal '(socket-timeout) told))))
+
+(test a-write-time-out-that-comes-while-a-look-is-due
+  "Earlier output was sent in this turn; the next turn looks at the rest, and finds later output."
+  (let ((told '()))
+    (with-server (server #'list :connect-cb (lambda (socket) (disable-socket socket :read t))
+                                :event-cb (fn (_event) (close-tcp-server server)))
+      (call server #'list :connect-cb (lambda (socket)
+                                        (write-socket-data socket "x" :write-cb #'list)
+                                        (loop::flush-phase *event-loop*)
+                                        (is (= 0 (socket-unsent-octets socket)))
+                                        (set-socket-timeouts socket nil 0.1)
+                                        (write-socket-data socket (make-octets 20000000)))
                           :event-cb (lambda (event)
                                       (push (type-of event) told)
                                       (exit-event-loop)))
