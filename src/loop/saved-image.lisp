@@ -26,9 +26,10 @@ thread."
 
 (defun end-before-saving ()
   "Prepare for the saving of the image."
-  (loop for (object . function) in (loop for object being the hash-keys of **ended-before-save**
-                                           using (hash-value function)
-                                         collect (cons object function))
+  (loop for (object . function) in (sb-ext:with-locked-hash-table (**ended-before-save**)
+                                     (loop for object being the hash-keys of **ended-before-save**
+                                             using (hash-value function)
+                                           collect (cons object function)))
         do (log-event :info :ended-before-save :object object)
            (funcall (the function function) object)))
 
