@@ -113,6 +113,10 @@ coalescing.lisp."
   (current nil)                         ; the connection that is being read or flushed
   (slow-turn 0 :type (unsigned-byte 62)) ; the TURNS of the turn to which SLOW-NS belongs
   (slow-ns 0 :type nanoseconds)         ; how long the turn has spent on slow work
+  ;; see HANDSHAKE-MAY-CONTINUE-P
+  (served '() :type list)               ; the peers that have had their handshake step
+  (owed nil :type boolean)              ; a peer that is not in SERVED waits for the next turn
+  (rival-turn 0 :type (unsigned-byte 62)) ; the last of TURNS in which several peers shook hands
   (flushed-at 0 :type nanoseconds)      ; when output was last sent, or the turn began
   (began-at 0 :type nanoseconds)        ; when the turn began
   (early (make-function-queue) :type function-queue :read-only t) ; functions of CALL-BEFORE-FLUSH
@@ -185,18 +189,32 @@ the next turn.")
 
 (define-hot slow-work-left-p ((loop event-loop)) boolean
   "True if this turn of LOOP may do more slow work."
-  (or (/= (event-loop-slow-turn loop) (event-loop-turns loop))
-      (< (event-loop-slow-ns loop) +slow-ns+)))
+  (unless (= (event-loop-slow-turn loop) (event-loop-turns loop))
+    (setf (event-loop-slow-turn loop) (event-loop-turns loop)
+          (event-loop-slow-ns loop) 0)
+    (unless (shiftf (event-loop-owed loop) nil) (setf (event-loop-served loop) '())))
+  (< (event-loop-slow-ns loop) +slow-ns+))
+
+(define-hot handshake-may-continue-p ((loop event-loop) peer) boolean
+  "True if this turn of LOOP may do a step of a handshake with PEER, any object. While several peers
+shake hands, each has one step in a turn; a peer that had none, because the turn had no time left,
+comes before the others in the next turn. So a peer with a thousand handshakes delays the others by
+a few milliseconds."
+  (let ((left (slow-work-left-p loop)))
+    (cond ((member peer (event-loop-served loop) :test #'eq)
+           (and left (< (1+ (event-loop-rival-turn loop)) (event-loop-turns loop))))
+          (t (when (event-loop-served loop)
+               (setf (event-loop-rival-turn loop) (event-loop-turns loop)))
+             (if left
+                 (push peer (event-loop-served loop))
+                 (setf (event-loop-owed loop) t))
+             left))))
 
 (define-hot note-slow-work ((loop event-loop) (began nanoseconds)) null
-  "Note that this turn of LOOP has done slow work since BEGAN."
-  (let ((taken (max 0 (- (the nanoseconds (funcall (event-loop-clock loop))) began))))
-    (declare (type nanoseconds taken))
-    (cond ((= (event-loop-slow-turn loop) (event-loop-turns loop))
-           (incf (event-loop-slow-ns loop) taken))
-          (t (setf (event-loop-slow-turn loop) (event-loop-turns loop)
-                   (event-loop-slow-ns loop) taken)))
-    nil))
+  "Note that this turn of LOOP, which may do slow work, has done some since BEGAN."
+  (incf (event-loop-slow-ns loop)
+        (max 0 (- (the nanoseconds (funcall (event-loop-clock loop))) began)))
+  nil)
 
 (defmacro with-slow-work ((loop) &body body)
   "Do BODY, slow work of LOOP, and return its values."

@@ -363,7 +363,8 @@ connections have not ended."
                            (loop:make-tls-byte-channel (server-loop-loop server-loop) byte-channel
                                                        credentials
                                                        :server
-                                                       :http1 (speaks-http1-p server-loop))
+                                                       :http1 (speaks-http1-p server-loop)
+                                                       :peer (permit-entry permit))
                            byte-channel))
          (link (wire:open-link server-loop (server-loop-loop server-loop) byte-channel
                                :server **server-sink**

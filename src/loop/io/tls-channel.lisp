@@ -16,8 +16,8 @@
 ;;;;
 ;;;; A handshake costs our end more than the peer, and a thousand may be due at once. So one read
 ;;;; takes only +SHAKING-OCTETS+ of a handshake; no peer may send more than +MAX-SHAKING-OCTETS+
-;;;; before its handshake is over; and a turn does only a part of the slow work
-;;;; (loop-structure.lisp).
+;;;; before its handshake is over; and a turn does only a part of the slow work, in which peers take
+;;;; turns (loop-structure.lisp).
 ;;;;
 ;;;; Records that the inner byte channel did not take wait in TAIL. The data of records that are not
 ;;;; sent yet, OWED octets, do not count as written. So the connection offers the owed octets again,
@@ -53,7 +53,7 @@ with one octet of data has 23 further octets.")
 
 (defstruct (tls (:constructor make-tls
                     (&key inner role used-credentials context server server-name resumable-until
-                       loop area))
+                       loop area peer))
                 (:copier nil))
   "The STATE of a TLS byte channel; see above."
   (inner nil :type byte-channel :read-only t) ; the byte channel that carries the records
@@ -71,6 +71,7 @@ with one octet of data has 23 further octets.")
   (resumable-until nil :type (or null (integer 0))) ; UNTIL of the ticket that was offered
   (loop nil :type event-loop :read-only t) ; the loop on which the channel is
   (area nil :type os:tls-area :read-only t) ; the loop's
+  (peer nil :read-only t)               ; see HANDSHAKE-MAY-CONTINUE-P
   (ssl 0 :type os:foreign-pointer)      ; OpenSSL's session; 0 once freed
   ;; the progress of the handshake, and of the end
   (state :new :type (member :new :handshaking :open :ended :failed :closed))
@@ -412,7 +413,7 @@ many octets were not data."
   "Do what READ-SESSION does during the handshake, unless the handshake must continue in the next
 turn."
   (let ((loop (tls-loop tls)))
-    (cond ((slow-work-left-p loop)
+    (cond ((handshake-may-continue-p loop (tls-peer tls))
            (with-slow-work (loop) (read-session byte-channel tls octets start end)))
           (t (setf (byte-channel-more byte-channel) t)
              +wants-read+))))
@@ -583,13 +584,14 @@ can decrypt it."
   (let ((area (shiftf (event-loop-tls-area loop) nil)))
     (when area (os:free-tls-area area))))
 
-(defun make-tls-byte-channel (loop byte-channel credentials role &key server-name http1)
+(defun make-tls-byte-channel (loop byte-channel credentials role &key server-name http1 peer)
   "Return a byte channel for ROLE with TLS and CREDENTIALS over BYTE-CHANNEL. BYTE-CHANNEL must be
 connected, and belongs to the new byte channel afterwards. A client calls its server by the server
 name of CREDENTIALS or, if they have none, by SERVER-NAME, a host name or numeric address. A dot at
 the end of the name is removed, because names in certificates never end with a dot. With HTTP1 a
-server also agrees to HTTP/1.1. The first read or write begins the handshake. Signal TLS-ERROR, with
-BYTE-CHANNEL unchanged, if there is no OpenSSL or CREDENTIALS cannot be used. On LOOP."
+server also agrees to HTTP/1.1. Handshakes with different PEERs, any objects, take turns. The first
+read or write begins the handshake. Signal TLS-ERROR, with BYTE-CHANNEL unchanged, if there is no
+OpenSSL or CREDENTIALS cannot be used. On LOOP."
   (let* ((name (and (eq role :client)
                     (or (tls-credentials-server-name credentials) server-name)))
          (name (and name (string-right-trim "." name)))
@@ -600,7 +602,7 @@ BYTE-CHANNEL unchanged, if there is no OpenSSL or CREDENTIALS cannot be used. On
              (tls (make-tls :inner byte-channel :role role :used-credentials credentials
                             :context context :server server :server-name name
                             :resumable-until (and ticket (ticket-until ticket))
-                            :loop loop :area area)))
+                            :loop loop :area area :peer peer)))
         (setf (tls-ssl tls)
               (os:open-tls-session (context-pointer context) area role
                                    :name name

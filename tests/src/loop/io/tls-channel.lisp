@@ -341,44 +341,74 @@
     (let ((sent (end-sent client)))
       (subseq (buffer-octets sent) (buffer-start sent) (buffer-end sent)))))
 
-(test tls-handshakes-share-a-turn
-  "A turn performs some of many handshakes; it serves all others, and the rest come soon."
-  (let ((now +noon-ns+) (ends '()) (served 0))
+(defun arrive (connection end octets)
+  "Let OCTETS arrive at END, CONNECTION's."
+  (append-octets (end-arrived end) octets)
+  (clgrpc.loop::note-event connection clgrpc.loop:+readable+))
+
+(defun answered-p (end)
+  (plusp (buffer-fill (end-sent end))))
+
+(defun call-with-handshakes (function peers &optional (more #'identity))
+  "Call FUNCTION with a loop on which whatever is done takes a millisecond, and with the ends of
+handshakes that begin at its next turn, one with each of PEERS. Then MORE is called with the loop."
+  (let ((now +noon-ns+))
     (with-still-loops (theirs)
-      (let ((hello (client-hello theirs)))
-        ;; whatever is done takes a millisecond
+      (let ((hello (client-hello theirs))
+            (ends (loop repeat (length peers) collect (make-end))))
         (with-still-loop (loop :clock (lambda () (incf now 1000000)))
-          (labels ((arrive (connection end octets)
-                     (append-octets (end-arrived end) octets)
-                     (clgrpc.loop::note-event connection clgrpc.loop:+readable+))
-                   (shake (descriptor)
-                     (let* ((end (make-end))
-                            (inner (make-byte-channel **memory** descriptor "memory" end))
-                            (byte-channel (make-tls-byte-channel loop inner (server-credentials)
-                                                                 :server)))
-                       (push end ends)
-                       (arrive (make-connection loop byte-channel (make-handler :input #'takes-all))
-                               end hello)))
-                   (begin (argument)
-                     (declare (ignore argument))
-                     (loop for descriptor from 1000001 repeat 20 do (shake descriptor))
-                     (multiple-value-bind (connection other)
-                         (memory-connection loop 1000050 (fn (_connection _octets start end)
-                                                           (incf served (- end start))
-                                                           end))
-                       (arrive connection other (octets-of 1 2 3))))
-                   (count-answered ()
-                     (count-if (lambda (end) (plusp (buffer-fill (end-sent end)))) ends)))
+          (flet ((begin (argument)
+                   (declare (ignore argument))
+                   (loop for peer in peers
+                         for end in ends
+                         for descriptor from 1000001
+                         do (arrive (make-connection
+                                     loop
+                                     (make-tls-byte-channel
+                                      loop (make-byte-channel **memory** descriptor "memory" end)
+                                      (server-credentials) :server :peer peer)
+                                     (make-handler :input #'takes-all))
+                                    end hello))
+                   (funcall more loop)))
             (defer loop #'begin nil)
             (make-turn-of loop)
-            (is (= 0 (count-answered)))
-            (make-turn-of loop)
-            (is (= 3 served) "the connection behind all handshakes is served")
-            (is (= 3 (count-answered)))
-            (make-turn-of loop)
-            (is (= 6 (count-answered)))
-            (loop repeat 5 do (make-turn-of loop))
-            (is (= 20 (count-answered)))))))))
+            (is (notany #'answered-p ends))
+            (funcall function loop ends)))))))
+
+(test tls-handshakes-share-a-turn
+  "A turn performs some of many handshakes; it serves all others, and the rest come soon."
+  (let ((served 0))
+    (call-with-handshakes
+     (lambda (loop ends)
+       (make-turn-of loop)
+       (is (= 3 served) "the connection behind all handshakes is served")
+       (is (= 3 (count-if #'answered-p ends)))
+       (make-turn-of loop)
+       (is (= 6 (count-if #'answered-p ends)))
+       (loop repeat 5 do (make-turn-of loop))
+       (is (every #'answered-p ends)))
+     (make-list 20)
+     (lambda (loop)
+       (multiple-value-bind (connection other)
+           (memory-connection loop 1000050 (fn (_connection _octets start end)
+                                             (incf served (- end start))
+                                             end))
+         (arrive connection other (octets-of 1 2 3)))))))
+
+(test tls-handshakes-of-peers-take-turns
+  "A peer with a single handshake is answered in the second turn, behind many of two others."
+  (call-with-handshakes
+   (lambda (loop ends)
+     (make-turn-of loop)
+     (is (= 3 (count-if #'answered-p ends)) "the first peer is alone so far")
+     (make-turn-of loop)
+     (is-true (answered-p (first (last ends))))
+     (is (= 5 (count-if #'answered-p ends)))
+     (make-turn-of loop)
+     (is (= 7 (count-if #'answered-p ends)) "one of each")
+     (loop repeat 10 do (make-turn-of loop))
+     (is (every #'answered-p ends)))
+   (append (make-list 10 :initial-element :one) (make-list 10 :initial-element :two) '(:three))))
 
 (test output-leaves-with-the-end-of-the-handshake
   "A server sends first. The last octets of a handshake arrive in a turn that has done its share of
