@@ -276,9 +276,9 @@ CALL and return false."
                    claim)
     (tell-of-call call server-loop list)
     (cond ((rejected-at-once-p claim) (reject-claimed call claim))
-          ((claim-rejection claim))
           ((refuse-call-p server-loop link call))
           ((not (room-for-call-p server-loop link call (request-charge request))))
+          ((claim-rejection claim))     ; the rejection is sent once the body has come
           (t (start-claimed call claim))))
   nil)
 

@@ -43,8 +43,8 @@
                    (exchange:http-request-header request "host"))
       (rpc:observe headers-received observer call))
     (cond ((rejected-at-once-p claim) (reject-claimed call claim) nil)
-          ((claim-rejection claim) t)   ; the rejection is sent once the body has come
           ((refuse-call-p server-loop link call) nil)
+          ((claim-rejection claim) t)   ; the rejection is sent once the body has come
           (t (start-claimed call claim) t))))
 
 (defun begin-plain-exchange (link request)

@@ -16,7 +16,7 @@
                 #:hear-octets #:wire-text #:answers #:hear-all
                 #:with-server-loop #:connects #:answer-http #:*others* #:check-kept
                 #:comes #:link-of #:raw-request #:with-raw-client #:ask-raw #:field-of
-                #:exchange-headers
+                #:send-request #:exchange-headers #:exchange-ended
                 #:call-with-room-short #:call-with-taker #:wide))
 
 (in-package #:clgrpc.tests.web)

@@ -150,3 +150,15 @@
       (is (zerop calls))
       (post server "/lab.Bench/Ask" "application/json" "{}" "-H" "connect-timeout-ms: 9999999999")
       (is (= 1 calls)))))
+
+(test wrong-calls-count-until-they-are-rejected
+  "A wrong request is answered once its body has come. Until then it is one of the calls, of which
+one peer cannot have all."
+  (with-web-probe (server :max-calls 32) (:ask #'double)
+    (with-raw-client (peer (grpc:server-address server))
+      (let ((wrong (loop repeat 40
+                         collect (send-request peer "/lab.Bench/Ask" :end nil
+                                               :content-type "application/proto"
+                                               :fields '(("connect-timeout-ms" . "x"))))))
+        (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1)) ; comes after those
+        (is (<= 24 (count-if-not #'exchange-ended wrong) 31))))))
