@@ -191,8 +191,6 @@ an address. From any thread."
                                               :server)))
     (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
     (note-server-event server "server created")
-    ;; in a simulation only its own loops answer
-    (unless (loop:simulated-p) (enter-registry server **servers**))
     (let ((started nil))
       (unwind-protect (progn (begin-serving server routes addresses)
                              (setf started t))
@@ -215,6 +213,8 @@ an address. From any thread."
   (setf (server-watcher server) (method:watch-services (lambda () (renew-routes server))))
   (dolist (address addresses)
     (let ((scheme (loop:find-scheme address)))
+  ;; not before, since channelz asks the loops; in a simulation only its own loops answer
+  (unless (loop:simulated-p) (enter-registry server **servers**))
       (if (and scheme (loop:scheme-listen scheme))
           (funcall (loop:scheme-listen scheme) server address)
           (push (begin-listening server address) (server-listeners server)))))

@@ -193,6 +193,17 @@
           (is (find-if (lambda (text) (search "an attempt to connect failed" text))
                        (event-texts (v1:channel-data-trace data)))))))))
 
+(test a-server-is-reported-once-it-has-its-loops
+  "A question that comes while a server starts is answered."
+  (with-channelz (channelz)
+    (let ((before nil))
+      (with-replaced (('server::add-server-loop
+                       (lambda (function &rest arguments)
+                         (setf before (length (servers channelz)))
+                         (apply function arguments))))
+        (with-started (server (start-probe '()) :drain 0)
+          (is (= (1+ before) (length (servers channelz)))))))))
+
 ;;; Traces
 
 (test channels-tell-what-has-happened
