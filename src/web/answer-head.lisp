@@ -37,9 +37,18 @@ sends nothing for long, send the head of the answer. Pages and proxies wait for 
   (unless (rpc:answers-once-p call)
     (operate after call (ns-seconds (head-wait-ns call)) (lambda () (head-due call)))))
 
+(defun end-after-head (call)
+  "If the head of CALL's stream of answers, which has just been written, is all that its client gets,
+since the request is a HEAD, end CALL soon: otherwise the handler might send for ever."
+  (when (string= "HEAD" (exchange:http-request-method (server:call-http-request call)))
+    (loop:defer (wire:wire-call-loop call)
+                (lambda (call) (operate abort call :cancelled "a HEAD gets the head alone" :local))
+                call)))
+
 (defun write-stream-head (call)
   "The operation WRITE-HEAD of calls whose answer is a stream."
   (let ((claim (call-web-claim call)))
     (exchange:write-head (server:call-http-request call)
                          (heads-head (web-claim-heads claim) (wire:outgoing-encoding call))
-                         (answer-headers call '()) nil)))
+                         (answer-headers call '()) nil)
+    (end-after-head call)))

@@ -33,7 +33,7 @@
    #:origin-headers #:preflight #:vary-headers
    ;; head.lisp
    #:heads #:make-heads #:heads-head #:other-head #:metadata-headers
-   #:answer-headers #:await-head
+   #:answer-headers #:await-head #:end-after-head
    ;; receiving.lisp, sending.lisp
    #:call-web-notes #:notes-answer #:notes-too-long #:notes-sent #:collect-body #:collected-body
    #:notes-carry #:receive-bare #:deliver-body

@@ -5,7 +5,8 @@
   (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:rest #:clgrpc.rest) (#:grpc #:clgrpc)
                     (#:support #:clgrpc.tests.support) (#:library #:clgrpc.tests.library)
                     (#:library-methods #:clgrpc.tests.library.library))
-  (:import-from #:clgrpc.tests.server #:curl #:with-started)
+  (:import-from #:clgrpc.tests.server #:curl #:with-started #:make-signal #:signal-it
+                #:await-signal)
   ;; for other tests
   (:export #:bound #:library-methods #:library-router))
 

@@ -26,7 +26,12 @@
 (defmethod library-methods:scan ((service library-service) request &key)
   (library:make-answer :scan (library:request-scan request)))
 
+(defvar *left* nil "Signalled when an endless stream is left.")
+
 (defmethod library-methods:watch ((service library-service) request &key call)
+  (when (string= "endless" (library:request-name request))
+    (unwind-protect (loop (grpc:send call (library:make-answer)))
+      (signal-it *left*)))
   (dotimes (i (library:request-copies request))
     (grpc:send call (library:make-answer :count i)))
   (when (library:request-full request) (grpc:fail :aborted "enough")))
@@ -130,6 +135,13 @@ by each version of HTTP, at a server of the library with OPTIONS."
       (is (string= "[{},{\"error\":{\"code\":10,\"message\":\"enough\"}}] 200"
                    (in "*/*" "copies=1&full=true")))
       (is (string= "{\"code\":10,\"message\":\"enough\"} 409" (in "*/*" "full=true"))))))
+
+(test a-head-ends-a-stream-of-answers
+  "The handler does not send for ever what nobody gets."
+  (with-library (ask)
+    (setf *left* (make-signal))
+    (is (search "|content-type: application/json|" (ask "/v1/files/endless:watch" "-I")))
+    (is-true (await-signal *left*))))
 
 (test streams-of-requests-are-one-body
   (with-library (ask)
