@@ -32,7 +32,6 @@ peer sends other frames first.")
   (let ((now (loop:event-loop-now (server-link-loop link))) (permit (server-link-permit link)))
     (http2:send-goaway (server-link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
     (http2:send-ping (server-link-http2 link) +drain-ping+)
-    (end-open-responses link)
     (let ((wait (or (permit-drain permit)
                     (setf (permit-drain permit)
                           (make-drain-wait (loop:make-lasting-timer (server-link-loop link)
@@ -41,13 +40,18 @@ peer sends other frames first.")
             (drain-wait-busy-ns wait) now)
       (await-drain-ping link wait now))))
 
-(defun end-open-responses (link)
-  "End the responses on LINK that handlers write in chunks, since they may never end by themselves."
-  (http2:map-streams (lambda (stream)
-                       (let ((call (http2:stream-user stream)))
-                         (when (and (typep call 'server-call) (call-http-request call))
-                           (exchange:end-open-response (call-http-request call)))))
-                     (server-link-http2 link)))
+(defun stop-link (link)
+  "Drain LINK, since its server stops, and end the responses on LINK that handlers write in chunks:
+they may never end by themselves. On its loop."
+  (drain-link link)
+  (flet ((end (request) (when request (exchange:end-open-response request))))
+    (cond ((server-link-http1 link)
+           (end (exchange:state-request (server-link-http1 link))))
+          ((server-link-http2 link)
+           (http2:map-streams (lambda (stream)
+                                (let ((call (http2:stream-user stream)))
+                                  (when (typep call 'server-call) (end (call-http-request call)))))
+                              (server-link-http2 link))))))
 
 (defun await-drain-ping (link wait now)
   "Start the timer of WAIT, which checks a while after NOW whether LINK's PING was answered."

@@ -116,14 +116,17 @@ connect in advance, and would take an error for the answer to their first reques
 
 (defun drain-opening (link)
   "The DRAIN of a link whose protocol is not known: the rest of a handshake, or of the octets that
-show the protocol, must arrive within a second."
-  (cond ((mute-p link) (wire:close-link link "drained" :how :abort))
-        ((undecided-p link)
-         (setf (server-link-protocol link) **draining-opening**)
-         (loop:start-timer (server-link-loop link) (server-link-opening link)
-                           (+ (loop:event-loop-now (server-link-loop link)) +drain-ping-ns+)))
-        (t (settle link :http2)
-           (drain-link link))))
+show the protocol, must arrive within a second. A new peer may have sent octets that nobody has read
+yet, so it has this second as well."
+  (let ((now (loop:event-loop-now (server-link-loop link))))
+    (cond ((and (mute-p link) (<= (+ (server-link-born-ns link) +drain-ping-ns+) now))
+           (wire:close-link link "drained" :how :abort))
+          ((undecided-p link)
+           (setf (server-link-protocol link) **draining-opening**)
+           (loop:start-timer (server-link-loop link) (server-link-opening link)
+                             (+ now +drain-ping-ns+)))
+          (t (settle link :http2)
+             (drain-link link)))))
 
 (define-load-time-global **opening** (make-opening-protocol #'drain-opening))
 

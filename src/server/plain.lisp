@@ -97,7 +97,9 @@ answers."
                             (funcall (protocol-handler-writable (call-protocol-handler call))
                                      call)))
        :done (of-call #'retire-exchange)
-       :lost (of-call #'lose-call) :stop #'stop-exchange :over-p (of-call #'call-status)
+       :lost (of-call #'lose-call) :over-p (of-call #'call-status)
+       :stopping-p (of-call (lambda (call) (server-stopping-p (call-server call))))
+       :stop #'stop-exchange
        :post (of-call #'wire:post-in-turn)
        :posted (of-call (lambda (call) (wire:posted-octets call)))
        :on-end (of-call #'rpc:on-end) :peer (of-call #'rpc:call-peer)

@@ -43,6 +43,10 @@ SERVER is a server. From any thread."
   "True while SERVER accepts calls. Signal MISUSE unless SERVER is a server. From any thread."
   (eq :serving (server-state (checked-server server))))
 
+(defun server-stopping-p (server)
+  "True once SERVER stops, or has stopped. From any thread."
+  (and (member (server-state server) '(:draining :stopped)) t))
+
 (defun server-statistics (server)
   "Return a plist of counts since SERVER started: :calls that ended, :turns of its loops,
 :connections open now. The counts are read while they change. From any thread."
@@ -209,12 +213,12 @@ an address. From any thread."
   (loop for i from 1 to (server-loop-count server) do (add-server-loop server routes i))
   (dolist (server-loop (server-loops server))
     (loop:launch-event-loop (server-loop-loop server-loop)))
+  ;; not before, since channelz asks the loops; in a simulation only its own loops answer
+  (unless (loop:simulated-p) (enter-registry server **servers**))
   (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
   (setf (server-watcher server) (method:watch-services (lambda () (renew-routes server))))
   (dolist (address addresses)
     (let ((scheme (loop:find-scheme address)))
-  ;; not before, since channelz asks the loops; in a simulation only its own loops answer
-  (unless (loop:simulated-p) (enter-registry server **servers**))
       (if (and scheme (loop:scheme-listen scheme))
           (funcall (loop:scheme-listen scheme) server address)
           (push (begin-listening server address) (server-listeners server)))))
@@ -379,7 +383,7 @@ connections have not ended."
     (add-link server-loop link)
     (note-permit-taken server-loop permit link)
     ;; clients may know the address of a server that is still starting
-    (when (member (server-state server) '(:draining :stopped)) (drain-link link))))
+    (when (server-stopping-p server) (drain-link link))))
 
 (defun link-ended (server-loop link)
   "Forget LINK of SERVER-LOOP, which has ended."
@@ -486,12 +490,9 @@ it waited for SERVER's end."
   (tell-services #'note-server-stopping server)
   ;; a server that could not start may have no loop that runs
   (unless (eq before :starting) (drain-links server))
-  (let ((emptied (wait-for-links server drain)))
-    (unless emptied
-      (multiple-value-call #'close-acceptor server (rpc:verdict :server-stopping))
-      (call-on-loops server #'abandon-links)
-      (wait-for-links server 1))
-    (when emptied (wait-for-peers server (min drain +peer-seconds+)))
+  (let ((drained (or (and (wait-for-links server drain)
+                          (progn (wait-for-peers server (min drain +peer-seconds+)) t))
+                     (abandon server))))
     (dolist (server-loop (server-loops server))
       (loop:stop-event-loop (server-loop-loop server-loop))
       (loop:join-event-loop (server-loop-loop server-loop)))
@@ -499,19 +500,37 @@ it waited for SERVER's end."
     (loop:forget-ending server)
     (quit-registry server **servers**)
     (setf (server-state server) :stopped)
-    (log-event :info :server-stopped :addresses (server-addresses server) :drained emptied)
-    emptied))
+    (log-event :info :server-stopped :addresses (server-addresses server) :drained drained)
+    drained))
 
 (defun drain-links (server)
   "Begin to drain the links of SERVER, whose listeners are closing."
   ;; connections accepted so far become links of their server loops before the links drain
   (call-on-loops server #'identity)
-  (call-on-loops server (lambda (server-loop) (map-links #'drain-link server-loop))))
+  (call-on-loops server (lambda (server-loop) (map-links #'stop-link server-loop))))
 
-(defun abandon-links (server-loop)
-  "End every link of SERVER-LOOP, with its calls. On its loop."
+(defun idle-p (server-loop)
+  "True if SERVER-LOOP has no call, and no output that its peers have not taken. On its loop."
+  (flet ((sent-p (link)
+           (loop:flush-connection (server-link-socket link))
+           (zerop (loop:connection-unsent (server-link-socket link)))))
+    (and (zerop (server-loop-open server-loop))
+         (every #'sent-p (server-loop-links server-loop)))))
+
+(defun abandon (server)
+  "End every link of SERVER, with its calls. Return true if this has cut nothing off: the links were
+only in a handshake, or waited for their peers."
   (multiple-value-bind (status text) (rpc:verdict :server-stopping)
-    (map-links (lambda (link) (wire:close-link link text :status status)) server-loop)))
+    (let ((busy (list (length (server-loops server)))) ; how many loops may have calls
+          (idle (not (nth-value 1 (acceptor-state server)))))
+      (close-acceptor server status text)
+      (call-on-loops server
+                     (lambda (server-loop)
+                       (when (idle-p server-loop) (sb-ext:atomic-decf (car busy)))
+                       (map-links (lambda (link) (wire:close-link link text :status status))
+                                  server-loop)))
+      (wait-for-links server 1)
+      (and idle (zerop (car busy))))))
 
 (defun call-on-loops (server function)
   "Call FUNCTION with each server loop of SERVER on its loop, and wait until all calls have

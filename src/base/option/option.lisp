@@ -354,8 +354,9 @@ never.")
     "A connection of this age, plus or minus a tenth, takes no more calls, so that clients connect
 again through their load balancer. 0 means never.")
    (max-connection-age-grace-seconds 0 0 1000000000 "seconds"
-    "The maximum time for which the calls of a connection older than max-connection-age-seconds may
-continue. After this time they end with :unavailable. 0 means for ever.")
+    "The maximum time for which the calls, and HTTP responses in chunks, of a connection older than
+max-connection-age-seconds may continue. After this time they end, the calls with :unavailable. 0
+means for ever.")
    (min-ping-interval-seconds 300 0 1000000000 "seconds"
     "A client's PING is a strike (max-ping-strikes) if it follows the previous one sooner than this,
 and in between no call began or ended and no DATA was sent (gRFC A8)."

@@ -16,8 +16,8 @@ to the loop.")
   "Begin to answer REQUEST, the argument of a handler of HTTP, in chunks: send STATUS, an HTTP
 status from 200 to 599, and HEADERS, an alist of strings. Return REQUEST. SEND-CHUNK continues the
 response, and END-RESPONSE ends it. If the handler returns REQUEST, the response remains open; any
-other value of the handler ends the response. A server that stops ends the response at once. Signal
-MISUSE if REQUEST already has an answer. From any thread."
+other value of the handler ends the response. A server that stops ends the response at once, and a
+response without a body, such as the response to a HEAD, ends with its head. Signal MISUSE if REQUEST already has an answer. From any thread."
   (let ((answer (check-answer status headers nil)))
     (when (sb-ext:compare-and-swap (http-request-sending request) nil :posted)
       (misuse "The response to ~A was begun before." request))
@@ -27,7 +27,11 @@ MISUSE if REQUEST already has an answer. From any thread."
               (setf (http-request-answer request) answer
                     (http-request-sending request) :begun)
               (funcall (sink-head-sent (http-request-sink request)) request)
-              (funcall (responder-begin (http-request-responder request)) request answer))))
+              (funcall (responder-begin (http-request-responder request)) request answer)
+              (cond ((ended-by-head-p request) (finish request))
+                    ;; a server that stops has ended those that were open before
+                    ((funcall (sink-stopping-p (http-request-sink request)) request)
+                     (end-open-response request))))))
     request))
 
 (defun check-begun (request)

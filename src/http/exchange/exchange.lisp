@@ -28,6 +28,7 @@ functions run on the loop, unless their slot says otherwise."
   (head-sent nil :type function :read-only t) ; (request): the head of its answer is about to go out
   (done nil :type function :read-only t) ; (request): its answer, over HTTP/1.1, has been written
   (lost nil :type function :read-only t) ; (request text): its peer has gone, as TEXT says
+  (stopping-p nil :type function :read-only t) ; (request): true if the server stops
   (stop nil :type function :read-only t) ; (request): the server ends the answer, which is in chunks
   (over-p nil :type function :read-only t) ; (request): true once it has ended. From any thread
   ;; (request size function): call FUNCTION on the loop, after functions posted before; until then

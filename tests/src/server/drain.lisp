@@ -116,6 +116,119 @@ again. Then it ends without an answer, or is drained by the protocol that furthe
                  (memory:silent)
                  (is (search "drained" (wire::link-failure link)))))))))
 
+(test drain-of-a-connection-that-has-just-come
+  "A peer that was accepted while the server stops has a second for its request. A peer that has
+been mute for longer has none."
+  (with-server-loop (server-loop :options '(:preface-timeout-seconds 600)) (:ask #'double)
+    (answer-http server-loop)
+    (let ((mute (connects server-loop)))
+      (memory:passes 1)
+      (setf (server::server-state (server::server-loop-server server-loop)) :draining)
+      (connects server-loop)
+      (drain server-loop)
+      (is (search "drained" (wire::link-failure mute)))
+      (memory:say memory:*world* memory:*end*
+                  (map 'octets #'char-code (wire-text "GET / HTTP/1.1|Host: a||")))
+      (is (string= "HTTP/1.1 204 No Content|connection: close||"
+                   (without-dates (map 'string #'code-char (memory:take-said memory:*end*)))))
+      (let ((late (connects server-loop)))
+        (memory:passes 0.9)
+        (is (null (wire::link-failure late)))
+        (memory:passes 0.2)
+        (is (search "drained" (wire::link-failure late)))))))
+
+;;; Handshakes of TLS
+
+(defstruct (tls-peer (:copier nil))
+  "A client of TLS at the end of a connection in memory: what ARRIVED and what it has SENT."
+  channel (arrived (make-buffer)) (sent (make-buffer)))
+
+(defparameter *tls-peer-kind*
+  (loop:make-byte-channel-kind
+   :name "TLS peer"
+   :read (lambda (channel octets start end)
+           (let* ((arrived (tls-peer-arrived (loop:byte-channel-state channel)))
+                  (count (min (- end start) (buffer-fill arrived))))
+             (replace octets (buffer-octets arrived) :start1 start :end1 (+ start count)
+                                                     :start2 (buffer-start arrived))
+             (incf (buffer-start arrived) count)
+             (if (zerop count) loop:+wants-read+ count)))
+   :write (lambda (channel octets start end)
+            (append-octets (tls-peer-sent (loop:byte-channel-state channel)) octets
+                           :start start :end end)
+            (- end start))
+   :shutdown (constantly nil) :close (constantly nil)))
+
+(defun open-tls-peer (protocol)
+  "A client at the end of the words' connection that offers PROTOCOL by ALPN."
+  (let* ((loop (memory:world-loop memory:*world*))
+         (credentials (grpc:tls-credentials :roots (support:certificate-file "ca.pem") :alpn nil))
+         (offer (concatenate 'octets (list (length protocol)) (ascii-octets protocol)))
+         (peer (make-tls-peer)))
+    (loop::with-context (context credentials :client)
+      (sb-sys:with-pinned-objects (offer)
+        (os::ssl-ctx-set-alpn-protos (loop::context-pointer context)
+                                     (sb-sys:sap-int (sb-sys:vector-sap offer)) (length offer))))
+    (setf (tls-peer-channel peer)
+          (loop:make-tls-byte-channel loop (loop:make-byte-channel *tls-peer-kind* 1 "server" peer)
+                                      credentials :client :server-name "localhost"))
+    peer))
+
+(defun tls-peer-says (peer octets)
+  "PEER sends OCTETS, or, if there are none, continues its handshake."
+  (loop:byte-channel-write (tls-peer-channel peer) octets 0 (length octets))
+  (let ((sent (tls-peer-sent peer)))
+    (memory:say memory:*world* memory:*end*
+                (subseq-octets (buffer-octets sent) (buffer-start sent) (buffer-end sent)))
+    (clear-buffer sent)))
+
+(defun tls-peer-hears (peer octets)
+  "The data that PEER reads in OCTETS, which the server has sent."
+  (append-octets (tls-peer-arrived peer) octets)
+  (let ((channel (tls-peer-channel peer)) (area (make-octets 65536)) (heard (make-octets 0)))
+    (loop for count = (loop:byte-channel-read channel area 0 (length area))
+          do (incf (loop:event-loop-turns (memory:world-loop memory:*world*)))
+             (when (plusp count)
+               (setf heard (concatenate 'octets heard (subseq area 0 count))))
+          while (or (plusp count) (loop:byte-channel-more channel)))
+    heard))
+
+(test handshakes-that-end-during-a-drain
+  "A client in its handshake has a second to end it, also if the connection is drained again. Then
+HTTP/1.1 answers its request, the last one, and HTTP/2 tells it to begin no more."
+  (loop for (protocol . request) in `(("http/1.1" . ,(map 'octets #'char-code
+                                                          (wire-text "GET / HTTP/1.1|Host: a||")))
+                                      ("h2" . ,dialogue:*preface*))
+        do (with-server-loop (server-loop :options '(:preface-timeout-seconds 600)) (:ask #'double)
+             (setf (slot-value (server::server-loop-server server-loop) 'server::credentials)
+                   (certified "server"))
+             (answer-http server-loop)
+             (connects server-loop)
+             (let ((link (aref (server:server-loop-links server-loop) 0))
+                   (peer (open-tls-peer protocol)))
+               (tls-peer-says peer (make-octets 0))
+               (let ((flight (memory:take-said memory:*end*)))
+                 (drain server-loop)
+                 (memory:passes 0.9)
+                 (drain server-loop)
+                 (memory:silent)
+                 (is (null (wire::link-failure link)))
+                 (tls-peer-hears peer flight))
+               (tls-peer-says peer request)
+               (let ((answer (tls-peer-hears peer (memory:take-said memory:*end*))))
+                 (if (string= "h2" protocol)
+                     (is (equal '(:settings :goaway :ping)
+                                (remove :window-update
+                                        (mapcar #'first (dialogue:read-frame-forms
+                                                         (dialogue:make-peer) answer)))))
+                     (is (string= "HTTP/1.1 204 No Content|connection: close||"
+                                  (without-dates (map 'string #'code-char answer))))))
+               (memory:hangs-up)
+               (memory:passes 3)
+               (is (zerop (server::server-loop-link-count server-loop)))
+               (loop:close-byte-channel (tls-peer-channel peer))
+               (loop::release-area (memory:world-loop memory:*world*))))))
+
 ;;; What is done before and after
 
 (test functions-for-the-stop-may-come-during-it

@@ -202,6 +202,19 @@ once; nothing is logged of a service with a handler."
       (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1))
       (is (< (elapsed-seconds (grpc:stop-server server :drain 20)) 10)))))
 
+(test a-stop-that-cuts-no-call-off-is-true
+  "However short its time is: a peer that has not answered yet, or is in its handshake, has no
+call."
+  (with-probe (channel :server server) (:ask #'double)
+    (with-raw-client (peer (grpc:server-address server))
+      (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1))
+      (is (eq t (grpc:stop-server server :drain 0)))))
+  (with-started (server (start-probe (list :ask #'double) :credentials (certified "server")))
+    (with-plain-socket (socket (grpc:server-address server))
+      (say-text socket (string (code-char 22)))
+      (eventually (server-links server))
+      (is (eq t (grpc:stop-server server :drain 0.1))))))
+
 (test stop-with-a-handler-that-hangs
   "The stop returns nevertheless, and the handler's thread ends when the handler does."
   (let ((running (make-signal)) (go-on (make-signal)) (threads (our-threads)))

@@ -264,3 +264,86 @@ on the loop have sent them."
                 (is (string= (concatenate 'string *events-head* "0||") (hear-all socket)))
                 (is (eq t (sb-thread:join-thread stopping :timeout 5 :default nil)))))))
       (is-true (await-signal ended)))))
+
+(test responses-that-begin-while-the-server-stops
+  "They end at once, like those that were open before."
+  (dolist (http2 '(nil t))
+    (let* ((running (make-signal)) (go-on (make-signal))
+           (server (start-probe (list :ask #'double)
+                                :http (list (grpc:http-handler
+                                             "/events" (lambda (request)
+                                                         (signal-it running)
+                                                         (await-signal go-on)
+                                                         (begin-events request)))))))
+      (flet ((stop ()
+               (is-true (await-signal running))
+               (let ((stopper (in-thread (grpc:stop-server server :drain 30))))
+                 (eventually (let ((link (first (server-links server))))
+                               (if http2
+                                   (server::permit-drain (server::server-link-permit link))
+                                   (exchange::state-last (server::server-link-http1 link)))))
+                 (signal-it go-on)
+                 stopper)))
+        (if http2
+            (with-raw-client (peer (grpc:server-address server))
+              (let ((exchange (send-request peer "/events" :method "GET" :content-type nil)))
+                (flush-peer peer)
+                (let ((stopping (stop)))
+                  (is-true (await-peer peer (lambda () (exchange-ended exchange))))
+                  (await-peer peer (lambda () (peer-closed peer)))
+                  (is (eq t (sb-thread:join-thread stopping :timeout 10 :default nil))))))
+            (with-plain-socket (socket (grpc:server-address server))
+              (say-text socket (wire-text "GET /events HTTP/1.1|Host: a||"))
+              (let ((stopping (stop)))
+                (is-true (search "|0||" (hear-all socket)))
+                (is (eq t (sb-thread:join-thread stopping :timeout 10 :default nil))))))))))
+
+(test responses-on-old-connections
+  "They continue until the grace is over, over both versions; then they end with the connection."
+  (dolist (http2 '(nil t))
+    (with-server-loop (server-loop :options '(:max-connection-age-seconds 100
+                                              :max-connection-age-grace-seconds 100))
+        (:ask #'double)
+      (let ((server (server::server-loop-server server-loop)))
+        (setf (server::server-loop-http server-loop)
+              (server::make-server-loop-http
+               server (server::make-server-router server (list (events-handler)) nil :inline))
+              *begun* nil))
+      (cond (http2
+             (comes server-loop)
+             (memory:hears '(:headers 1 ((":method" "GET") (":scheme" "http") (":path" "/events"))
+                             :end-stream)))
+            (t (connects server-loop)
+               (memory:say memory:*world* memory:*end*
+                           (map 'octets #'char-code
+                                (wire-text "GET /events HTTP/1.1|Host: a||")))))
+      (memory:passes 115)
+      (is-true (grpc:response-open-p *begun*))
+      (is-true (memory:call-in-world memory:*world* (lambda () (grpc:send-chunk *begun* "one"))))
+      (is-true (search (ascii-octets "one") (memory:take-said memory:*end*)))
+      (memory:passes 100)
+      (is (null (grpc:response-open-p *begun*)))
+      (is-true (memory:end-shut memory:*end*)))))
+
+(test responses-without-a-body-end-with-their-head
+  "The response to a HEAD, or with the status 204, over both versions; over HTTP/1.1 the next request
+is answered."
+  (loop for (http-method status) in '(("HEAD" 200) ("GET" 204))
+        do (let ((ended (make-signal)))
+             (with-fallback (peer server #'tell-request
+                                  :options (list :http (list (grpc:http-handler
+                                                              "/events"
+                                                              (lambda (request)
+                                                                (grpc:on-response-end
+                                                                 request
+                                                                 (lambda () (signal-it ended)))
+                                                                (grpc:begin-response
+                                                                 request :status status))))))
+               (let ((exchange (ask-raw peer "/events" :method http-method :content-type nil)))
+                 (is (= status (http-status-of exchange)))
+                 (is-true (await-signal ended)))
+               (with-plain-socket (socket (grpc:server-address server))
+                 (say-text socket (wire-text (format nil "~A /events HTTP/1.1|Host: a||~A"
+                                                     http-method *last*)))
+                 (is (search "201" (hear-all socket)))
+                 (is-true (await-signal ended)))))))
