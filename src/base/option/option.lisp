@@ -404,9 +404,9 @@ limit, up to the hard limit. Programs that the process starts inherit it.")
    (max-calls 100000 1 10000000 "calls"
     "The maximum number of calls that a server has under way at once. A further call ends with
 :resource-exhausted before any work is done for it. A sixteenth of this number is reserved for peers
-without a call, and half of that sixteenth for connections without a call. A peer may begin another
-call while it has at most 7 times as many calls as are free without these: of 100,000 calls, one
-peer alone may have 82,000, and each of two peers 43,750.")
+without a call, and half of that sixteenth for connections without a call. A peer with calls may
+begin another call while it has at most 7 times as many calls as are neither under way nor reserved:
+of 100,000 calls, one peer alone may have 82,000, and each of two peers 43,750.")
    (max-fallback-body-octets 1048576 0 1073741824 "octets"
     "The maximum length of the body of a request that is not gRPC, for `start-server`'s :http and
 :fallback. A longer body is answered with 413.")
