@@ -59,7 +59,7 @@
    #:tls-credentials-client-certificates #:check-credentials #:pem-text
    #:reload-credentials
    ;; tls-channel.lisp
-   #:tls-credentials-alpn #:security-alpn #:make-tls-byte-channel #:byte-channel-handshaking-p
+   #:tls-credentials-alpn #:security-alpn #:make-tls-byte-channel #:connection-handshaking-p
    #:byte-channel-security #:byte-channel-own-certificate #:security
    #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
    #:security-peer-certificate #:certificate-identity

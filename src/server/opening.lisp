@@ -92,7 +92,7 @@ EXCHANGE:HTTP-VERSION-OF."
 
 (defun handshaking-p (link)
   "True if LINK's TLS handshake is under way."
-  (loop:byte-channel-handshaking-p (loop:connection-byte-channel (server-link-socket link))))
+  (loop:connection-handshaking-p (server-link-socket link)))
 
 (defun undecided-p (link)
   "True if the protocol of LINK depends on octets, of TLS or of the protocol, that have not come."
@@ -116,8 +116,7 @@ connect in advance, and would take an error for the answer to their first reques
 
 (defun drain-opening (link)
   "The DRAIN of a link whose protocol is not known: the rest of a handshake, or of the octets that
-show the protocol, must arrive within a second. A new peer may have sent octets that nobody has read
-yet, so it has this second as well."
+show the protocol, must arrive within a second. A new peer may have sent octets already."
   (let ((now (loop:event-loop-now (server-link-loop link))))
     (cond ((and (mute-p link) (<= (+ (server-link-born-ns link) +drain-ping-ns+) now))
            (wire:close-link link "drained" :how :abort))

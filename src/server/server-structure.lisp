@@ -41,6 +41,10 @@
    (state :initform :starting :accessor server-state))
   (:documentation "A server over the network, which also serves calls within the image."))
 
+(defun server-stopping-p (server)
+  "True once SERVER stops, or has stopped. From any thread."
+  (and (member (server-state server) '(:draining :stopped)) t))
+
 (document-functions
   server-origins "The :ORIGINS that START-SERVER was given."
   server-credentials "The TLS credentials of SERVER, from START-SERVER; nil without TLS."

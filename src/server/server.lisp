@@ -43,10 +43,6 @@ SERVER is a server. From any thread."
   "True while SERVER accepts calls. Signal MISUSE unless SERVER is a server. From any thread."
   (eq :serving (server-state (checked-server server))))
 
-(defun server-stopping-p (server)
-  "True once SERVER stops, or has stopped. From any thread."
-  (and (member (server-state server) '(:draining :stopped)) t))
-
 (defun server-statistics (server)
   "Return a plist of counts since SERVER started: :calls that ended, :turns of its loops,
 :connections open now. The counts are read while they change. From any thread."
@@ -510,12 +506,10 @@ it waited for SERVER's end."
   (call-on-loops server (lambda (server-loop) (map-links #'stop-link server-loop))))
 
 (defun idle-p (server-loop)
-  "True if SERVER-LOOP has no call, and no output that its peers have not taken. On its loop."
-  (flet ((sent-p (link)
-           (loop:flush-connection (server-link-socket link))
-           (zerop (loop:connection-unsent (server-link-socket link)))))
-    (and (zerop (server-loop-open server-loop))
-         (every #'sent-p (server-loop-links server-loop)))))
+  "True if SERVER-LOOP has no call, and no output that its peers do not take. On its loop."
+  (and (zerop (server-loop-open server-loop))
+       (notany (lambda (link) (loop:connection-blocked-p (server-link-socket link)))
+               (server-loop-links server-loop))))
 
 (defun abandon (server)
   "End every link of SERVER, with its calls. Return true if this has cut nothing off: the links were

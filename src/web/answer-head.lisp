@@ -38,8 +38,8 @@ sends nothing for long, send the head of the answer. Pages and proxies wait for 
     (operate after call (ns-seconds (head-wait-ns call)) (lambda () (head-due call)))))
 
 (defun end-after-head (call)
-  "If the head of CALL's stream of answers, which has just been written, is all that its client gets,
-since the request is a HEAD, end CALL soon: otherwise the handler might send for ever."
+  "If the request of CALL is a HEAD, end CALL soon: its client gets only the head of the stream of
+answers, which has just been written, and the handler might send for ever."
   (when (string= "HEAD" (exchange:http-request-method (server:call-http-request call)))
     (loop:defer (wire:wire-call-loop call)
                 (lambda (call) (operate abort call :cancelled "a HEAD gets the head alone" :local))

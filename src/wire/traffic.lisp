@@ -131,7 +131,7 @@ handler."
 connection."
   (let* ((link (http2:connection-user http2))
          (socket (link-socket link))
-         (handshaking (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))))
+         (handshaking (loop:connection-handshaking-p socket)))
     (unless (link-failure link)
       (setf (link-failure link)
             ;; the core has received nothing, so a time-out of the core has ended the connection

@@ -17,7 +17,8 @@ to the loop.")
 status from 200 to 599, and HEADERS, an alist of strings. Return REQUEST. SEND-CHUNK continues the
 response, and END-RESPONSE ends it. If the handler returns REQUEST, the response remains open; any
 other value of the handler ends the response. A server that stops ends the response at once, and a
-response without a body, such as the response to a HEAD, ends with its head. Signal MISUSE if REQUEST already has an answer. From any thread."
+response without a body, such as the response to a HEAD, ends with its head. Signal MISUSE if
+REQUEST already has an answer. From any thread."
   (let ((answer (check-answer status headers nil)))
     (when (sb-ext:compare-and-swap (http-request-sending request) nil :posted)
       (misuse "The response to ~A was begun before." request))

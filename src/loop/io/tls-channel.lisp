@@ -96,14 +96,11 @@ with one octet of data has 23 further octets.")
   "True from the end of the handshake until either end has closed the session."
   (and (member (tls-state tls) '(:open :ended)) t))
 
-(defun byte-channel-handshaking-p (byte-channel)
-  "True while BYTE-CHANNEL's handshake is not over, so that it transfers no data yet. On the loop."
-  (let ((tls (byte-channel-state byte-channel)))
-    (and (typep tls 'tls) (member (tls-state tls) '(:new :handshaking)) t)))
-
 (defun connection-handshaking-p (connection)
-  "True while the handshake of CONNECTION is not over. On the loop."
-  (byte-channel-handshaking-p (connection-byte-channel connection)))
+  "True while the handshake of CONNECTION is not over, so that it transfers no data yet. On the
+loop."
+  (let ((tls (byte-channel-state (connection-byte-channel connection))))
+    (and (typep tls 'tls) (member (tls-state tls) '(:new :handshaking)) t)))
 
 (defconstant +handshake-octets+ 40960
   "The number of additional octets that a session keeps during a handshake, including an incomplete

@@ -5,7 +5,7 @@
 
 (defun failure-of (link)
   "The text with which the server has ended LINK, or nil."
-  (wire::link-failure link))
+  (server::server-link-failure link))
 
 (defun octets-charged (link)
   (account-sum (server::server-link-account link)))

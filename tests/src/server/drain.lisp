@@ -107,14 +107,14 @@ again. Then it ends without an answer, or is drained by the protocol that furthe
         (memory:passes 0.9)
         (drain server-loop)
         (memory:silent)
-        (is (null (wire::link-failure link)))
+        (is (null (server::server-link-failure link)))
         (cond (goes-on
                (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 3))
                (is (equal '(:settings :goaway :ping)
                           (remove :window-update (mapcar #'first (memory:said))))))
               (t (memory:passes 0.2)
                  (memory:silent)
-                 (is (search "drained" (wire::link-failure link)))))))))
+                 (is (search "drained" (server::server-link-failure link)))))))))
 
 (test drain-of-a-connection-that-has-just-come
   "A peer that was accepted while the server stops has a second for its request. A peer that has
@@ -126,16 +126,16 @@ been mute for longer has none."
       (setf (server::server-state (server::server-loop-server server-loop)) :draining)
       (connects server-loop)
       (drain server-loop)
-      (is (search "drained" (wire::link-failure mute)))
+      (is (search "drained" (server::server-link-failure mute)))
       (memory:say memory:*world* memory:*end*
                   (map 'octets #'char-code (wire-text "GET / HTTP/1.1|Host: a||")))
       (is (string= "HTTP/1.1 204 No Content|connection: close||"
                    (without-dates (map 'string #'code-char (memory:take-said memory:*end*)))))
       (let ((late (connects server-loop)))
         (memory:passes 0.9)
-        (is (null (wire::link-failure late)))
+        (is (null (server::server-link-failure late)))
         (memory:passes 0.2)
-        (is (search "drained" (wire::link-failure late)))))))
+        (is (search "drained" (server::server-link-failure late)))))))
 
 ;;; Handshakes of TLS
 
@@ -212,7 +212,7 @@ HTTP/1.1 answers its request, the last one, and HTTP/2 tells it to begin no more
                  (memory:passes 0.9)
                  (drain server-loop)
                  (memory:silent)
-                 (is (null (wire::link-failure link)))
+                 (is (null (server::server-link-failure link)))
                  (tls-peer-hears peer flight))
                (tls-peer-says peer request)
                (let ((answer (tls-peer-hears peer (memory:take-said memory:*end*))))

@@ -67,7 +67,7 @@ calls may share their fields."
              (let ((link (link-of memory:*end* server-loop)))
                (check-kept link "a new connection")
                (funcall function)
-               (is (null (wire::link-failure link)))
+               (is (null (server::server-link-failure link)))
                (check-kept link what)))))
     (stuffed "open calls" (lambda ()
                             (loop for id from 1 by 2 repeat 50
@@ -142,7 +142,7 @@ answers that are not taken."
                (setf (memory:end-full memory:*end*) full)
                (dolist (part parts)
                  (memory:say memory:*world* memory:*end* part))
-               (is (null (wire::link-failure link)))
+               (is (null (server::server-link-failure link)))
                (check-kept link what))))
          (later (&rest request)
            (declare (ignore request))

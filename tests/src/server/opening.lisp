@@ -78,7 +78,7 @@ in time; a peer that has sent a part of anything, or can only speak HTTP/2, gets
                (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 octets))
                (memory:passes 4.9)
                (memory:silent)
-               (is (null (wire::link-failure link)))
+               (is (null (server::server-link-failure link)))
                (memory:passes 0.2)
                (if silent
                    (memory:silent)
@@ -88,7 +88,7 @@ in time; a peer that has sent a part of anything, or can only speak HTTP/2, gets
                (is (search (if silent
                                "the peer has sent nothing in time"
                                "no preface and SETTINGS in time")
-                           (wire::link-failure link)))
+                           (server::server-link-failure link)))
                (memory:hangs-up)
                (memory:passes 1)
                (is (zerop (server::server-loop-link-count server-loop)))))))
@@ -107,4 +107,4 @@ acceptance."
       (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 3))
       (is (eq :settings (first (first (memory:said)))))
       (memory:passes 3.1)
-      (is (search "no preface and SETTINGS in time" (wire::link-failure link))))))
+      (is (search "no preface and SETTINGS in time" (server::server-link-failure link))))))

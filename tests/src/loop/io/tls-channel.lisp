@@ -396,7 +396,7 @@ handshakes that begin at its next turn, one with each of PEERS. Then MORE is cal
          (arrive connection other (octets-of 1 2 3)))))))
 
 (test tls-handshakes-of-peers-take-turns
-  "A peer with a single handshake is answered in the second turn, behind many of two others."
+  "A peer with a single handshake is answered in the second turn, though two others have begun many."
   (call-with-handshakes
    (lambda (loop ends)
      (make-turn-of loop)
