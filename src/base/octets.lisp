@@ -78,8 +78,8 @@ overlap."
   nil)
 
 (define-leaf %copy-octets ((from octets) (start index) (end index) (to octets) (at index)) index
-  "Do what COPY-OCTETS does, which has checked the ranges. REPLACE would take four times as long: as
-memmove for many octets, and as a copy by words for few octets."
+  "Do what COPY-OCTETS does, which has checked the ranges. REPLACE would take four times as long as
+memmove takes for many octets, and as a copy by words takes for few octets."
   (let ((count (- end start)))
     (declare (type index count))
     (cond ((eq from to)

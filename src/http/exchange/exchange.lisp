@@ -322,7 +322,7 @@ incomplete."
 
 (defun make-body-room (request count limit)
   "Make room for COUNT further octets in the body of REQUEST, whose maximum length is LIMIT. Return
-false if the body exceeds its limit, in which case REQUEST has been ended."
+false if the memory limit does not allow this, in which case REQUEST has been ended."
   (let* ((body (http-request-body request))
          (need (+ (http-request-fill request) count))
          (length (min limit (max need (* 2 (length body)) 1024))))

@@ -9,7 +9,7 @@
 (defconstant +colon+ 58)
 
 (deftype octet-set ()
-  "A set of octets. It is an integer in which the bit N is set if the octet N is in the set."
+  "A set of octets. It is a bit vector whose element N is 1 if the octet N is in the set."
   '(simple-bit-vector 256))
 
 (eval-when (:compile-toplevel :load-toplevel :execute)

@@ -8,7 +8,7 @@
     :max-header-list-size))
 
 (defun flag-names (type flags)
-  "Return the names of FLAGS, the flags of a frame of TYPE, as a list of keywords."
+  "Return a list of keywords, the names of those of FLAGS that a frame of TYPE may have."
   (loop for (name flag . types) in `((:end-stream ,+flag-end-stream+ ,+frame-data+ ,+frame-headers+)
                                      (:ack ,+flag-ack+ ,+frame-settings+ ,+frame-ping+)
                                      (:end-headers ,+flag-end-headers+ ,+frame-headers+

@@ -275,8 +275,8 @@ their owner. The functions of these attempts are not called afterwards. On the l
       (when (and failure byte-channel) (close-unowned loop byte-channel failure)))))
 
 (defconstant +told-failures+ 8
-  "The most failures that the reason of a CONNECT-ERROR names: a target may have very many
-addresses.")
+  "The maximum number of failures that the reason of a CONNECT-ERROR names. It is limited because a
+target may have very many addresses.")
 
 (defun fail-connector (connector)
   (unless (connector-done connector)

@@ -275,8 +275,8 @@ logged, its connection is aborted, and the loop continues with the other connect
 
 (defmacro with-newcomers ((newcomers count) loop postponed &body body)
   "Do BODY with NEWCOMERS, a vector whose first COUNT elements are the ready connections of LOOP
-except the first POSTPONED connections, which remain in the list. If there are more than 256
-elements, the rest remains in the list as well."
+except the first POSTPONED connections, which remain in the list. If these are more than 256
+connections, the rest remains in the list as well."
   `(let* ((,newcomers (make-array 256)) ; the number of events that are fetched at once
           (ready (event-loop-ready ,loop))
           (,count (min 256 (- (event-loop-ready-count ,loop) ,postponed)))

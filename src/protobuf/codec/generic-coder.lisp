@@ -15,8 +15,8 @@
   (items '() :type list))               ; values of READ-ITEMS; for a map, ranges of entries
 
 (defun message-octets-of (layout)
-  "The memory of a message of LAYOUT that a reader charges: of the same structure, as much as a
-compiled reader does."
+  "Return the memory in octets that a reader charges for a message of LAYOUT. If LAYOUT has a
+structure, a compiled reader charges as much."
   (if (layout-structure layout)
       (instance-octets (layout-structure layout))
       (* 8 (+ 8 (length (layout-slots layout))))))
