@@ -455,8 +455,8 @@ A6)."
              (end-load-call load-call +code-deadline-exceeded+ "the deadline has passed"))
             (t (end-load-call load-call (status:status-code (client:error-code-status error-code))
                               (format nil
-                                      "the stream was reset~:[ because of an error of the peer~;~]:
-~A"
+                                      "the stream was reset~:[ because of an error of the ~
+                                       peer~;~]: ~A"
                                       (eq :peer source)
                                       (http2:error-code-name error-code))))))))
 
