@@ -63,8 +63,8 @@ MISUSE if LOOP has stopped."
     nil))
 
 (defun stop-unless-used (loop)
-  "End LOOP, if it should end once it is unused, when no object uses it and no connection waits
-until its peer has received the last output."
+  "End LOOP if it should end once it is unused, no object uses it, and no connection waits until its
+peer has received the last output."
   (let ((program (loop-program loop)))
     (when (and (program-until-unused program)
                (zerop (program-uses program))

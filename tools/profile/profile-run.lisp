@@ -222,7 +222,8 @@ threads have slept, or nil if SUMS has no such stacks."
 (defun histogram-data (heap-histogram)
   "The agent's HEAP-HISTOGRAM per call, or nil if it is missing or there were no calls. The counts
 by kind are scaled to the sum of consed octets, because they alone include the objects that were
-allocated while the heap was counted." (let* ((calls (member-of heap-histogram "calls"))
+allocated while the heap was counted."
+  (let* ((calls (member-of heap-histogram "calls"))
          (consed (member-of heap-histogram "consed"))
          (kinds (member-of heap-histogram "kinds"))
          (octets (reduce #'+ kinds :key (lambda (row) (member-of row "octets")))))

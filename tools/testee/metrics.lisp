@@ -10,9 +10,9 @@
     (and text (parse-integer text :junk-allowed t))))
 
 (defun refuse-as-asked (call request next)
-  "An interceptor: fail CALL, with the code in its metadata `fail-code`, in all attempts or in as
-many attempts as `fail-attempts` gives. A stream fails only after all requests have come, because
-the number of their octets is then certain."
+  "An interceptor: if the metadata of CALL have a `fail-code`, fail CALL with that code, in the
+first `fail-attempts` attempts or, without this number, in all attempts. A stream fails only after
+all requests have come, because the number of their octets is then certain."
   (let ((code (metadata-integer call "fail-code")))
     (when (and code
                (< (or (metadata-integer call "grpc-previous-rpc-attempts") 0)

@@ -62,8 +62,8 @@ them now, in the caller's thread, and signal their error, or :deadline-exceeded.
 
 (defun go-on-later (wait)
   "Continue the attempt of WAIT, an IDENTITY-WAIT that is over, as ASK-IDENTITY does, if its call
-still needs the attempt, because another attempt may have been answered. The service config may have
-arrived meanwhile, with a timeout."
+still needs the attempt. The call does not need it if another attempt has been answered. The service
+config may have arrived meanwhile, with a timeout."
   (let ((call (identity-wait-call wait)) (error (identity-wait-error wait)))
     (when call                          ; else the call has ended
       (let ((asking (core-asking (client-call-core call))))
