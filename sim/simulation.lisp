@@ -197,11 +197,11 @@ BODY ends; then everything in the simulation ends. Servers and channels that BOD
 virtual network, on the host \"home\" unless ON-HOST names another. Time passes while BODY waits,
 for a call or by WAIT-FOR. OPTIONS are:
 
-:SEED an integer that determines all random decisions; 1 by default
-:LATENCY the minimum and maximum seconds that a packet takes, (0.0001 0.002) by default
-:LOSSES the number of packets in a thousand that are lost and sent again, 0 by default
-:LIMIT the virtual seconds after which a wait of BODY counts as a hang, 600 by default
-:STEPS the number of steps after which a wait counts as a hang, a million by default"
+:SEED     an integer that determines all random decisions; 1 by default
+:LATENCY  the minimum and maximum seconds that a packet takes, (0.0001 0.002) by default
+:LOSSES   the number of packets in a thousand that are lost and sent again, 0 by default
+:LIMIT    the virtual seconds after which a wait of BODY counts as a hang, 600 by default
+:STEPS    the number of steps after which a wait counts as a hang, a million by default"
   (let ((function (gensym "BODY")))
     `(flet ((,function (,simulation)
               (declare (ignorable ,simulation))
