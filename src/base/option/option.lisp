@@ -562,9 +562,9 @@ asks for more (gRFC A42). Each channel has a ring, in which an entry takes 16 oc
     "The maximum number of calls to one server. A call that no other server accepts
 ends at once with :unavailable, and is not retried. 0 means no limit.")
    (breaker-max-waiting 0 0 1000000000 "calls"
-    "The maximum number of calls of a channel that is ready that may wait until a server allows them
-a stream. A further call for that server ends at once with :unavailable, and is not retried. 0 means
-no limit.")
+    "The maximum number of calls that may wait, on a channel that is ready, until one server allows
+them a stream. A further call for that server ends at once with :unavailable, and is not retried. 0
+means no limit.")
    (breaker-failure-percent 0 0 100 "percent"
     "If this percentage of the calls to one server in breaker-window-seconds has failed by its
 fault, it gets no calls for breaker-open-seconds. Then one call is tried; its outcome decides
