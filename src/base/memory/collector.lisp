@@ -101,17 +101,18 @@ collection."
 Servers, and clients with much work, should call this function; a library should not. The process
 allocates 64 MB between two collections at first. This size is then adapted to the time that
 collections take. It becomes 200 MB when they take more than 1 % of the time (2 % if one takes more
-than 10 ms). It shrinks, to 8 MB at least, when they take less than 0.5 % of the time but one
-takes more than 10 ms. It is never more than a tenth of the heap. A size that the user sets afterwards
-stays. Objects that have survived one or two collections are collected again when they have grown by
-as many octets as are allocated between two collections, but at most 64 MB. Older objects are
+than 10 ms). It shrinks, to 8 MB at least, when they take less than 0.5 % of the time but one takes
+more than 10 ms. It is never more than a tenth of the heap. A size that the user sets afterwards
+stays. Objects that have survived one or two collections are collected again when they have grown
+by as many octets as are allocated between two collections, but at most 64 MB. Older objects are
 collected again when they have grown by an eighth of the heap. The process returns memory to the
 system when it has allocated less than 4 MB a second for five seconds, or when its event loops have
-had no work for eight seconds. It returns memory in steps that stop other threads for at most 10 ms.
-TUNE-COLLECTOR makes a full collection, which takes half a second for each living gigabyte. Objects
-that survive it are not copied again, so call this function when the permanent data has been loaded.
-If more than 256 MB survive, not counting the objects of a saved image, the process allocates 8 MB
-between two collections at first. An image that is saved afterwards begins tuned. From any thread."
+had no work for eight seconds. It returns memory in steps that stop other threads for at most 10
+ms. TUNE-COLLECTOR makes a full collection, which takes half a second for each living gigabyte.
+Objects that survive it are not copied again, so call this function when the permanent data has
+been loaded. If more than 256 MB survive, not counting the objects of a saved image, the process
+allocates 8 MB between two collections at first. An image that is saved afterwards begins tuned.
+From any thread."
   (set-collector)
   (sb-ext:gc :full t)
   (when (< +much-data-octets+
