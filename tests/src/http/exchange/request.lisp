@@ -8,8 +8,8 @@
    :responder exchange::**http2-responder** :method "GET" :target target
    :options (make-server-options)
    :sink (apply #'exchange:make-sink
-                (loop for key in '(:begun :hold :finish :head-sent :done :lost :stop :whole :over-p
-                                   :post :posted :on-end :peer :secure-p :prompt-p :measure
-                                   :close :expel :closed)
+                (loop for key in '(:begun :hold :finish :head-sent :done :lost :stop :stopping-p
+                                   :whole :over-p :post :posted :on-end :peer :secure-p
+                                   :prompt-p :measure :close :expel :closed)
                       collect key collect (constantly nil)))
    :source headers))
