@@ -152,7 +152,8 @@ group. Signal a WORKFLOW-ERROR. From any thread."
   (string= "" (watcher-id watcher)))
 
 (defun note-resumption (watcher revision)
-  "Note that WATCHER, of all workflows, can continue from REVISION if it ends now."
+  "Record in WATCHER, which watches all workflows, that a watch that breaks off now can be resumed
+from REVISION."
   (when (< (watcher-revision watcher) revision)
     (sb-thread:with-mutex ((watcher-lock watcher))
       (setf (watcher-told watcher) '()

@@ -561,8 +561,7 @@ them."
 
 (defun await-relay (relay client)
   "On the thread of RELAY's caller, make the attempts of the call whose client's end is CLIENT, and
-wait until the call has ended. If the call ends by its deadline before an attempt was due, no
-attempt was made."
+wait until the call has ended. An attempt that is not due before the call's deadline is not made."
   (flet ((due-p (client)
            (or (call-status client) (and (car (relay-timer relay)) t))))
     (loop until (call-status client)

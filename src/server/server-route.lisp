@@ -33,8 +33,8 @@ message that is sent."
             value)))))
 
 (defun code-answers (route)
-  "Return ROUTE, a new one. If the route's method has a codec, add the interceptor that encodes
-answers."
+  "Add the interceptor that encodes answers to ROUTE, which was just made, if its method has a
+codec. Return ROUTE."
   (let ((method (route-method route)))
     (when (and method (method:rpc-method-codec method))
       (push (coding-interceptor method) (route-interceptors route)))

@@ -33,7 +33,8 @@
 ;;; Bare bodies
 
 (defun refuse-body (call size)
-  "End CALL, whose bare body has SIZE octets or more."
+  "End CALL with an error, because its bare body, of SIZE octets at least, is longer than the call
+may receive."
   (setf (notes-too-long (call-web-notes call)) t)
   (rpc:abort-as call :too-long-received size (rpc:operate receive-limit call)))
 

@@ -169,7 +169,8 @@ that is not repeated has one value: the last value or, for messages, the result 
   (write-wire-tag 1 4))
 
 (defun write-canonical (record)
-  "Write the content of RECORD as a serializer does."
+  "Write the content of RECORD with its fields in the order of their numbers, and each field that is
+not repeated once: see GROUP-ENTRIES."
   (loop for (field . values) in (group-entries record)
         do (if (message-descriptor-message-set-p (record-message record))
                (write-set-item field (first values))

@@ -61,7 +61,8 @@
                  (give-octets-back octets))))))
 
 (defun deliver-query (call)
-  "The function WHOLE of the protocol handler of GETs."
+  "Deliver the message in the query of CALL, a GET. This is the function WHOLE of the protocol
+handler of GETs."
   (let* ((claim (web:call-web-claim call))
          (length (length (get-claim-message claim)))
          (encoding (server:claim-incoming claim)))
