@@ -309,7 +309,7 @@ LEAVE-FUTURE; otherwise FUTURE would keep FUNCTION until it is settled."
 (defun await-settlement (future timeout-seconds)
   "Wait until FUTURE is settled. If TIMEOUT-SECONDS is not nil, signal AWAIT-TIMEOUT after that
 time."
-  (run-postponed)                       ; one of these functions may settle FUTURE
+  (unless (future-done-p future) (run-postponed)) ; one of these functions may settle FUTURE
   (unless (future-done-p future)
     (unless (prepare-to-wait) (misuse "This thread runs a loop, and must not wait for ~A." future))
     (let* ((settled (sb-thread:make-semaphore :name "clgrpc future"))

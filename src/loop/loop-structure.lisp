@@ -187,22 +187,32 @@ loop."
   "The time in nanoseconds that a turn may spend on slow work before it leaves further slow work to
 the next turn.")
 
+(defconstant +most-served+ 64
+  "When this number of peers have had their handshake step, all of them count as new again, so that
+the search for a peer among them takes little time.")
+
 (define-hot slow-work-left-p ((loop event-loop)) boolean
   "True if this turn of LOOP may do more slow work."
   (unless (= (event-loop-slow-turn loop) (event-loop-turns loop))
     (setf (event-loop-slow-turn loop) (event-loop-turns loop)
           (event-loop-slow-ns loop) 0)
-    (unless (shiftf (event-loop-owed loop) nil) (setf (event-loop-served loop) '())))
+    (unless (and (shiftf (event-loop-owed loop) nil)
+                 (< (length (event-loop-served loop)) +most-served+))
+      (setf (event-loop-served loop) '())))
   (< (event-loop-slow-ns loop) +slow-ns+))
 
 (define-hot handshake-may-continue-p ((loop event-loop) peer) boolean
   "True if this turn of LOOP may do a step of a handshake with PEER, any object. While several peers
-shake hands, each has one step in a turn; a peer that had none, because the turn had no time left,
-comes before the others in the next turn. So a peer with a thousand handshakes delays the others by
-a few milliseconds."
+shake hands, half of the turn's time is for handshakes in the order of their arrival. The other half
+is for peers without a step so far; if its time does not suffice for all of them, the rest come
+first in that half of the next turn. So a peer with a thousand handshakes delays the others by a few
+milliseconds, and very many peers do not prevent the first of them from finishing."
   (let ((left (slow-work-left-p loop)))
-    (cond ((member peer (event-loop-served loop) :test #'eq)
-           (and left (< (1+ (event-loop-rival-turn loop)) (event-loop-turns loop))))
+    (cond ((and (not left) (event-loop-owed loop)) nil)
+          ((member peer (event-loop-served loop) :test #'eq)
+           (and left
+                (or (< (* 2 (event-loop-slow-ns loop)) +slow-ns+)
+                    (< (1+ (event-loop-rival-turn loop)) (event-loop-turns loop)))))
           (t (when (event-loop-served loop)
                (setf (event-loop-rival-turn loop) (event-loop-turns loop)))
              (if left

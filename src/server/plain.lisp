@@ -144,7 +144,10 @@ returns the values of a handler."
                          (declare (ignore server))
                          (let ((value (exchange:answer-of
                                        request (multiple-value-list (funcall answer request)))))
-                           (if (eq value request) call value))))))
+                           (cond ((eq value request)
+                                  (exchange:end-if-stopping request)
+                                  call)
+                                 (t value)))))))
 
 (defun fallback-route (server function execution)
   "The route of the plain requests of SERVER, which FUNCTION answers, run with EXECUTION."

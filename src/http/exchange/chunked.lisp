@@ -16,9 +16,10 @@ to the loop.")
   "Begin to answer REQUEST, the argument of a handler of HTTP, in chunks: send STATUS, an HTTP
 status from 200 to 599, and HEADERS, an alist of strings. Return REQUEST. SEND-CHUNK continues the
 response, and END-RESPONSE ends it. If the handler returns REQUEST, the response remains open; any
-other value of the handler ends the response. A server that stops ends the response at once, and a
-response without a body, such as the response to a HEAD, ends with its head. Signal MISUSE if
-REQUEST already has an answer. From any thread."
+other value of the handler ends the response. A server that stops ends open responses at once; a
+response that begins afterwards ends when its handler returns. A response without a body, such as
+the response to a HEAD, ends with its head. Signal MISUSE if REQUEST already has an answer. From any
+thread."
   (let ((answer (check-answer status headers nil)))
     (when (sb-ext:compare-and-swap (http-request-sending request) nil :posted)
       (misuse "The response to ~A was begun before." request))
@@ -29,10 +30,7 @@ REQUEST already has an answer. From any thread."
                     (http-request-sending request) :begun)
               (funcall (sink-head-sent (http-request-sink request)) request)
               (funcall (responder-begin (http-request-responder request)) request answer)
-              (cond ((ended-by-head-p request) (finish request))
-                    ;; a server that stops has ended those that were open before
-                    ((funcall (sink-stopping-p (http-request-sink request)) request)
-                     (end-open-response request))))))
+              (when (ended-by-head-p request) (finish request)))))
     request))
 
 (defun check-begun (request)
@@ -99,3 +97,9 @@ connection, so it must not wait. Return REQUEST. From any thread."
   "If the answer to REQUEST is sent in chunks, end it, because the server stops. On the loop."
   (when (begun-p request)
     (funcall (sink-stop (http-request-sink request)) request)))
+
+(defun end-if-stopping (request)
+  "End the response that the handler of REQUEST has left open if the server stops, since STOP-SERVER
+has ended only those that were open before. From any thread."
+  (when (funcall (sink-stopping-p (http-request-sink request)) request)
+    (post request 0 (lambda () (unless (over-p request) (end-open-response request))))))

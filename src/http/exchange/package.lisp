@@ -33,7 +33,8 @@
    #:http-request-claimed #:http-request-fill #:http-request-whole #:write-head #:write-part
    #:cut-answer-off #:unsent-octets #:pause-body #:resume-body #:renew-body-time
    ;; chunked.lisp
-   #:end-open-response #:begin-response #:send-chunk #:end-response #:response-open-p
+   #:end-if-stopping #:end-open-response #:begin-response #:send-chunk #:end-response
+   #:response-open-p
    #:on-response-end
    ;; over-http2.lisp
    #:read-http2-request #:claimed-http2-request #:refused-http2-request #:leave-stream

@@ -175,7 +175,7 @@ been mute for longer has none."
     peer))
 
 (defun tls-peer-says (peer octets)
-  "PEER sends OCTETS, or, if there are none, continues its handshake."
+  "PEER sends OCTETS; if OCTETS is empty, PEER continues its handshake."
   (loop:byte-channel-write (tls-peer-channel peer) octets 0 (length octets))
   (let ((sent (tls-peer-sent peer)))
     (memory:say memory:*world* memory:*end*

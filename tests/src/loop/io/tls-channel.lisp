@@ -396,19 +396,32 @@ handshakes that begin at its next turn, one with each of PEERS. Then MORE is cal
          (arrive connection other (octets-of 1 2 3)))))))
 
 (test tls-handshakes-of-peers-take-turns
-  "A peer with a single handshake is answered in the second turn, though two others have begun many."
+  "A peer with a single handshake is answered in the third turn, though two others have begun many.
+The earliest handshakes continue in each turn."
   (call-with-handshakes
    (lambda (loop ends)
      (make-turn-of loop)
      (is (= 3 (count-if #'answered-p ends)) "the first peer is alone so far")
      (make-turn-of loop)
-     (is-true (answered-p (first (last ends))))
-     (is (= 5 (count-if #'answered-p ends)))
+     (is (= 5 (count-if #'answered-p (subseq ends 0 10))))
+     (is (= 6 (count-if #'answered-p ends)) "the second peer has its step")
      (make-turn-of loop)
-     (is (= 7 (count-if #'answered-p ends)) "one of each")
+     (is-true (answered-p (first (last ends))))
+     (is (= 7 (count-if #'answered-p (subseq ends 0 10))))
      (loop repeat 10 do (make-turn-of loop))
      (is (every #'answered-p ends)))
    (append (make-list 10 :initial-element :one) (make-list 10 :initial-element :two) '(:three))))
+
+(test tls-handshakes-of-very-many-peers
+  "While each turn begins with new peers whose handshakes it cannot begin, those that came first
+continue: a peer's second handshake is not behind all first ones."
+  (call-with-handshakes
+   (lambda (loop ends)
+     (loop repeat 3 do (make-turn-of loop))
+     (is-true (answered-p (third ends)))
+     (loop repeat 200 do (make-turn-of loop))
+     (is (every #'answered-p ends)))
+   (list* 0 :one :one (loop for i from 1 to 100 collect i))))
 
 (test output-leaves-with-the-end-of-the-handshake
   "A server sends first. The last octets of a handshake arrive in a turn that has done its share of
