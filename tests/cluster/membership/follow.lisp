@@ -159,7 +159,7 @@ and a node that was a member is one of a later generation."
              (unwind-protect
                   (grpc:with-channel (channel (grpc:server-address server))
                     (let ((thread (follow-in-thread channel (constantly nil)
-                                                    :patience-seconds 1/2)))
+                                                    :patience-seconds 2)))
                       (is (typep (sb-thread:join-thread thread :default nil :timeout +patience+)
                                  error))))
                (grpc:stop-server server :drain 0)))))
